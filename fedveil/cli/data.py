@@ -1,0 +1,73 @@
+"""`fedveil data list|get|check`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from fedveil.cli import show
+from fedveil.data import sources
+from fedveil.data.catalog import DATASETS
+from fedveil.errors import DataError, unknown_name
+
+
+def run_list(json: bool) -> None:
+    """Each dataset with what is known of it, and whether its files are here."""
+    entries = []
+    for info in DATASETS.values():
+        entries.append(
+            {
+                "name": info.name,
+                "summary": info.summary,
+                "keys": list(info.keys),
+                "shape": list(info.shape),
+                "classes": info.classes,
+                "status": _status(info.name),
+                "note": info.note,
+            }
+        )
+    if json:
+        show.print_json(entries)
+    else:
+        columns = ("name", "status", "shape", "classes", "summary")
+        show.print_table("datasets", columns, [[entry[c] for c in columns] for entry in entries])
+
+
+def _status(name: str) -> str:
+    """One word for all files of a dataset; here only presence is looked at, `check` reads the files."""
+    info = DATASETS[name]
+    if not info.files:
+        return "own file" if name == "file" else "embedded"
+    present = [sources.find(name, file.name) is not None for file in info.files]
+    return "here" if all(present) else "fetch" if info.needs_fetch else "missing"
+
+
+def run_get(names: list[str], dir: str | None, json: bool) -> None:
+    """Fetches the named datasets, or all that have a source."""
+    names = _checked(names) or [info.name for info in DATASETS.values() if info.needs_fetch]
+    target = Path(dir).expanduser() if dir else None
+    fetched = {name: sources.get(name, target, show.note) for name in names}
+    if json:
+        show.print_json([{"name": name, "files": [str(p) for p in paths]} for name, paths in fetched.items()])
+    else:
+        show.print_table("datasets", ("name", "files"), [(n, "\n".join(map(str, p))) for n, p in fetched.items()])
+
+
+def run_check(names: list[str], dir: str | None, json: bool) -> None:
+    """Reads every file and compares digests; fails where a file is damaged."""
+    found = [status for name in _checked(names) or list(DATASETS) for status in sources.check(name, dir)]
+    if json:
+        show.print_json([asdict(status) for status in found])
+    else:
+        rows = [(s.dataset, s.file, s.status, s.path, s.detail) for s in found]
+        show.print_table("files", ("dataset", "file", "status", "path", "detail"), rows)
+    damaged = [status for status in found if status.status == "damaged"]
+    if damaged:
+        raise DataError(f"{damaged[0].dataset}: {damaged[0].detail}")
+
+
+def _checked(names: list[str]) -> list[str]:
+    for name in names:
+        if name not in DATASETS:
+            raise unknown_name("data.name", name, DATASETS)
+    return names

@@ -1,0 +1,124 @@
+"""`fedveil train` and `fedveil demo`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from fedveil.cli import show
+from fedveil.config import Config, load
+from fedveil.errors import ConfigError
+
+
+class Bar:
+    """Progress over rounds on stderr; silent where stderr is not a terminal."""
+
+    def __init__(self, rounds: int):
+        columns = (
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[scores]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self.bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+        self.task: TaskID = self.bar.add_task("rounds", total=rounds, scores="compiling")
+
+    def __enter__(self) -> Bar:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        self.bar.update(self.task, completed=row["round"] + 1)
+        if "accuracy" in row:
+            self.bar.update(self.task, scores=f"accuracy {row['accuracy']:.4f}  loss {row['loss']:.4f}")
+
+
+def _stop_softly(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def run_train(file: str | None, settings: list[str], out: str | None, resume: str | None, json: bool) -> None:
+    """Trains, or goes on with a run; writes the run folder; prints the result."""
+    if resume is not None:
+        if file is not None or settings:
+            raise ConfigError("--resume", resume, "takes the run's own config: leave out FILE and -s")
+        _train(None, _resumed(resume, out), json)
+        return
+    _train(load(file, settings), Path(out) if out else None, json)
+
+
+def run_demo(settings: list[str], out: str | None, json: bool) -> None:
+    """The embedded default, end to end."""
+    _train(load(None, settings), Path(out) if out else None, json, title="Fedveil demo")
+
+
+def _resumed(resume: str, out: str | None) -> Path:
+    from fedveil.runs import newest_unfinished
+
+    if resume:
+        return Path(resume)
+    return Path(out) if out else newest_unfinished()
+
+
+def _train(config: Config | None, path: Path | None, json: bool, title: str = "Training") -> None:
+    """With a config: a new run. Without: the run in `path` goes on."""
+    from fedveil.federation import prepare
+    from fedveil.runs import RunFolder, default_path
+    from fedveil.training import Stopped, train
+
+    if config is None:
+        assert path is not None
+        run = RunFolder.open(path)
+        federation = prepare(load(run.config))
+    else:
+        federation = prepare(config)
+        names = "+".join(d["name"] for d in config.defense)
+        run = RunFolder.create(path or default_path(f"{config.data.name}-{names}"))
+    signal.signal(signal.SIGTERM, _stop_softly)
+    rounds = federation.config.train.rounds or 0
+    try:
+        with Bar(rounds) as bar:
+            result = train(federation, run, bar)
+    except Stopped as stop:
+        remedy = f"stopped after {stop.rounds} of {rounds} rounds; go on with: fedveil train --resume {run.path}"
+        raise KeyboardInterrupt(remedy) from None
+    if json:
+        show.print_json(result.as_dict())
+        return
+    settled = federation.config
+    described = [
+        ("dataset", f"{settled.data.name}, {settled.data.partition}, {settled.data.clients} clients"),
+        ("model", f"{settled.model.name}, {settled.train.optimizer}, learning rate {settled.train.lr}"),
+        ("defence", ", ".join(d["name"] for d in settled.defense)),
+        (f"accuracy ({result.split})", result.accuracy),
+        ("loss", result.loss),
+        ("rounds", f"{result.rounds} with {settled.train.per_round} clients each"),
+        ("seconds", f"{result.seconds:.2f} (and {result.compile_seconds:.2f} to compile)"),
+        ("privacy", "none: training is not private, every tap is open"),
+        ("run", str(result.run)),
+    ]
+    show.print_table(title, ("what", "result"), described)
+    if federation.dataset.note:
+        show.note(f"note: {federation.dataset.note}")

@@ -1,0 +1,397 @@
+"""The configuration: one small model per section, defaults that work, errors of one line.
+
+A config comes from a TOML file, from `section.key=value` settings, or from both. `load` checks all that can be checked
+without data; `resolve` fills in what depends on the dataset, so that a run folder says exactly what was run.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedveil.data.catalog import DATASETS
+from fedveil.data.partition import PARTITIONS
+from fedveil.data.split import SPLITS
+from fedveil.defenses.catalog import DEFENSES, PRIVATE
+from fedveil.errors import ConfigError, did_you_mean, unknown_name
+from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS
+
+SAMPLINGS = ("auto", "fixed", "poisson", "with-replacement")
+BATCHINGS = ("auto", "shuffle", "poisson", "without-replacement")
+OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
+
+# Keys that take one of a table of names; checked apart from types, so that the error can say "did you mean".
+NAMES: dict[str, tuple[str, ...]] = {
+    "data.name": tuple(DATASETS),
+    "data.partition": tuple(PARTITIONS),
+    "data.split": tuple(SPLITS),
+    "model.name": tuple(MODELS),
+    "model.activation": ACTIVATION_NAMES,
+    "model.init": INITS,
+    "model.pooling": POOLINGS,
+    "train.sampling": SAMPLINGS,
+    "train.batching": BATCHINGS,
+    "train.optimizer": OPTIMIZERS,
+    "train.aggregation": ("fedsgd", "fedavg"),
+    "train.weights": ("uniform", "size"),
+    "speed.engine": ("vectorised", "reference"),
+    "speed.precision": ("float32", "float64"),
+}
+
+
+class Section(BaseModel):
+    """A section of the config: unknown keys and sloppy types are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class DataConfig(Section):
+    """`[data]`: what is learnt from, and how it lies with the clients."""
+
+    name: str = Field("digits", description="dataset")
+    partition: str | None = Field(None, description="how examples lie with clients (shards; by dataset)")
+    clients: int = Field(100, ge=1, description="number of clients, K")
+    per_client: int | None = Field(None, ge=1, description="examples per client, N_i (by dataset)")
+    classes_per_client: int | None = Field(None, ge=1, description="classes or shards per client (2; LFW 15)")
+    alpha: float = Field(0.5, gt=0, description="Dirichlet concentration, for dirichlet and quantity")
+    min_images: Literal[14, 20] = Field(20, description="LFW: people with at least so many images")
+    size: Literal[32, 64, 128] = Field(32, description="LFW: pixels per side")
+    split: str = Field("fed-cdp", description="whose split: fed-cdp (validation), cpl (test), dpfl (test less public)")
+    file: str | None = Field(None, description="with name = file: an .npz with x, y and optionally x_test, y_test")
+    dir: str | None = Field(None, description="folders to look in, before FEDVEIL_DATA")
+
+
+class ModelConfig(Section):
+    """`[model]`: the network."""
+
+    name: str | None = Field(None, description="network (cnn for images, mlp for attributes)")
+    activation: str | None = Field(None, description="relu, sigmoid, tanh or leaky-relu (by model)")
+    init: str = Field("default", description="default (Glorot) or uniform-0.5")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of features dropped in training")
+    hidden: list[int] = Field([64, 32], min_length=1, max_length=8, description="widths of the MLP's hidden layers")
+    pooling: str | None = Field(None, description="none, max or mean (by model)")
+    channels: int | None = Field(None, ge=1, le=4096, description="channels of the LeNets (12; 256 from 64 px on)")
+
+
+class Budget(Section):
+    """`train.budget`: stop before the round that would exceed this."""
+
+    epsilon: float = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
+    tap: Literal["example", "client", "server", "broadcast", "release"] = "release"
+    unit: Literal["example", "image", "client"] = "example"
+
+
+class TrainConfig(Section):
+    """`[train]`: the federated training."""
+
+    rounds: int | None = Field(None, ge=1, description="rounds, T (by dataset)")
+    per_round: int | None = Field(None, ge=1, description="clients per round, Kt (a tenth of the clients)")
+    sampling: str = Field("auto", description="how clients are drawn: fixed, poisson, with-replacement")
+    local_steps: int | None = Field(None, ge=1, description="local iterations, L (by dataset)")
+    local_epochs: int | None = Field(None, ge=1, description="local epochs, instead of local_steps")
+    batch: int | None = Field(None, ge=1, description="local batch size, B (by dataset)")
+    batching: str = Field("auto", description="how batches are drawn: shuffle, poisson, without-replacement")
+    lr: float | None = Field(None, gt=0, description="local learning rate, η (by dataset)")
+    lr_end: float | None = Field(None, gt=0, description="learning rate of the last round, reached linearly")
+    optimizer: str = Field("sgd", description="local optimiser: sgd, momentum, adam, adagrad")
+    server_lr: float = Field(1.0, gt=0, description="factor on the mean update")
+    server_momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the server's step")
+    aggregation: str = Field("fedsgd", description="fedsgd (mean of updates) or fedavg (mean of models)")
+    weights: str = Field("uniform", description="uniform, or size (by data size)")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of chosen clients that never answer")
+    late: float = Field(0.0, ge=0, lt=1, description="share of chosen clients whose answer counts one round later")
+    secure_aggregation: bool = Field(False, description="the server sees sums only")
+    budget: Budget | None = Field(None, description="{epsilon, delta, tap, unit}: stop before exceeding it")
+    eval_every: int | None = Field(None, ge=1, description="rounds between evaluations (a twentieth of the rounds)")
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="seed of everything random")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainConfig:
+        if self.local_steps is not None and self.local_epochs is not None:
+            takes = f"train.local_steps = {self.local_steps} is set too: keep one of the two"
+            raise ConfigError("train.local_epochs", self.local_epochs, takes)
+        return self
+
+
+class SpeedConfig(Section):
+    """`[speed]`: what may change the time a run takes, and nothing else beyond rounding."""
+
+    engine: str = Field("vectorised", description="vectorised, or reference (slow and obvious)")
+    chunk: int | Literal["auto"] = Field("auto", description="clients computed at once")
+    precision: str = Field("float32", description="float32 or float64")
+
+
+class Config(Section):
+    """All sections."""
+
+    data: DataConfig = Field(default_factory=lambda: DataConfig())
+    model: ModelConfig = Field(default_factory=lambda: ModelConfig())
+    train: TrainConfig = Field(default_factory=lambda: TrainConfig())
+    speed: SpeedConfig = Field(default_factory=lambda: SpeedConfig())
+    defense: list[dict[str, Any]] = Field(default_factory=lambda: [{"name": "none"}])
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "data": DataConfig,
+    "model": ModelConfig,
+    "train": TrainConfig,
+    "speed": SpeedConfig,
+}
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+def load(path: str | Path | None = None, settings: list[str] | None = None) -> Config:
+    """The config of a file and of `section.key=value` settings, which win over the file."""
+    document = _read(Path(path)) if path is not None else {}
+    for setting in settings or []:
+        _apply(document, setting)
+    return from_dict(document)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError("FILE", str(path), "no such file; give the path of a TOML config") from None
+    except IsADirectoryError:
+        raise ConfigError("FILE", str(path), "is a folder; give the path of a TOML config") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("FILE", str(path), f"cannot be read ({error}); give a TOML config in UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError("FILE", str(path), f"is not TOML: {error}") from None
+
+
+def _apply(document: dict[str, Any], setting: str) -> None:
+    """Puts one `section.key=value` into the document."""
+    key, equals, text = setting.partition("=")
+    parts = key.strip().split(".")
+    if not equals or len(parts) < 2 or not all(parts):
+        raise ConfigError("-s", setting, "takes section.key=value, for example -s train.rounds=20")
+    if parts[0] == "defense":
+        _apply_defense(document, parts[1:], _value(text))
+        return
+    target = document
+    for part in parts[:-1]:
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            raise ConfigError("-s", setting, f"'{part}' is a value, not a section")
+    target[parts[-1]] = _value(text)
+
+
+def _apply_defense(document: dict[str, Any], parts: list[str], value: Any) -> None:
+    """`defense.key=v` sets the only (or first) defence, `defense.N.key=v` the one at place N, made if it is next."""
+    defenses = document.setdefault("defense", [])
+    if isinstance(defenses, dict):
+        defenses = document["defense"] = [defenses]
+    place = 0
+    if parts[0].isdigit():
+        place, parts = int(parts[0]), parts[1:]
+    if len(parts) != 1 or place > len(defenses):
+        raise ConfigError("-s", ".".join(["defense", *parts]), "takes defense.key=value or defense.N.key=value")
+    if place == len(defenses):
+        defenses.append({})
+    defenses[place][parts[0]] = value
+
+
+def _value(text: str) -> Any:
+    """A setting's value: TOML where it parses as TOML (numbers, booleans, lists, tables), else the text itself."""
+    text = text.strip()
+    if text in ("null", "none", "None") and text != "none":
+        return None
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def from_dict(document: dict[str, Any]) -> Config:
+    """A checked config from plain data."""
+    document = json.loads(json.dumps(document, default=str))
+    if isinstance(document.get("defense"), dict):
+        document["defense"] = [document["defense"]]
+    _check_sections(document)
+    for key, known in NAMES.items():
+        section, name = key.split(".")
+        value = (document.get(section) or {}).get(name)
+        if value is not None and value not in known:
+            raise unknown_name(key, value, known)
+    try:
+        config = Config.model_validate(document)
+    except ValidationError as error:
+        raise _one_line(error) from None
+    chunk = config.speed.chunk
+    if isinstance(chunk, int) and chunk < 1:
+        raise ConfigError("speed.chunk", chunk, "takes 'auto' or a whole number of clients, 1 or more")
+    if any(width < 1 for width in config.model.hidden):
+        raise ConfigError("model.hidden", config.model.hidden, "takes widths of 1 or more, for example [64, 32]")
+    _check_defenses(config.defense)
+    return config
+
+
+def _check_sections(document: dict[str, Any]) -> None:
+    for name, section in document.items():
+        if name not in (*SECTIONS, "defense"):
+            raise ConfigError(name, section, "unknown section; " + did_you_mean(name, (*SECTIONS, "defense")))
+        if name != "defense" and not isinstance(section, dict):
+            raise ConfigError(name, section, f"is a section: write [{name}] with keys below it, or {name}.key")
+
+
+def _check_defenses(defenses: list[dict[str, Any]]) -> None:
+    for place, defense in enumerate(defenses):
+        where = "defense" if len(defenses) == 1 else f"defense.{place}"
+        if "name" not in defense:
+            raise ConfigError(f"{where}.name", None, did_you_mean("", DEFENSES))
+        if defense["name"] not in DEFENSES:
+            raise unknown_name(f"{where}.name", defense["name"], DEFENSES)
+        keys = ("name", *DEFENSES[defense["name"]].keys)
+        for key, value in defense.items():
+            if key not in keys:
+                raise ConfigError(f"{where}.{key}", value, "unknown key; " + did_you_mean(key, keys))
+
+
+def _one_line(error: ValidationError) -> ConfigError:
+    """pydantic's first complaint as our one line: key, value, what it takes."""
+    first = error.errors()[0]
+    parts = [str(p) for p in first["loc"] if not str(p).startswith(("function", "int", "literal"))]
+    key, got, kind = ".".join(parts), first["input"], first["type"]
+    if kind == "extra_forbidden":
+        known = list(SECTIONS[parts[0]].model_fields) if parts[0] in SECTIONS and len(parts) == 2 else []
+        return ConfigError(key, got, "unknown key; " + (did_you_mean(parts[-1], known) if known else "remove it"))
+    limits = {
+        "greater_than": "takes more than {gt}",
+        "greater_than_equal": "takes {ge} or more",
+        "less_than": "takes less than {lt}",
+        "less_than_equal": "takes {le} or less",
+        "literal_error": "takes {expected}",
+        "missing": "is required",
+    }
+    types = {
+        "int_type": "takes a whole number",
+        "float_type": "takes a number",
+        "string_type": "takes a name in quotes",
+        "bool_type": "takes true or false",
+        "list_type": "takes a list",
+        "too_short": "takes at least one",
+        "too_long": "takes at most eight",
+        "model_type": "takes a table of keys",
+        "finite_number": "takes a finite number",
+    }
+    if kind in limits:
+        return ConfigError(key, got, limits[kind].format(**first.get("ctx", {})))
+    return ConfigError(key, got, types.get(kind, first["msg"].lower()))
+
+
+# --- resolving ---------------------------------------------------------------------------------------------------
+
+
+def resolve(config: Config, *, trainable: bool = True) -> Config:
+    """Every default that depends on the dataset or the defence, filled in; and what depends on several keys, checked."""
+    info = DATASETS[config.data.name]
+    if trainable and not info.trainable:
+        raise ConfigError(
+            "data.name", info.name, "holds pictures for attacks, too few to train on: use another dataset"
+        )
+    if (config.data.file is None) == (info.name == "file"):
+        raise ConfigError("data.file", config.data.file, 'goes together with data.name = "file", and only with it')
+    return config.model_copy(
+        update={"data": _resolve_data(config), "model": _resolve_model(config), "train": _resolve_train(config)}
+    )
+
+
+def _resolve_data(config: Config) -> DataConfig:
+    data, info = config.data, DATASETS[config.data.name]
+    name = data.partition or info.partition
+    keys = PARTITIONS[name].keys
+    _refuse_unread("data", data, keys, ("per_client", "classes_per_client", "alpha"), f"partition '{name}'")
+    _refuse_unread("data", data, info.keys, ("min_images", "size"), f"dataset '{info.name}'")
+    changes: dict[str, object] = {"partition": name}
+    # The dataset's usual size holds for partitions that cut equal pieces; the others deal out all the data.
+    if name in ("iid", "shards", "classes"):
+        changes["per_client"] = data.per_client or info.per_client
+    if "classes_per_client" in keys:
+        changes["classes_per_client"] = data.classes_per_client or info.classes_per_client
+    return data.model_copy(update=changes)
+
+
+def _resolve_model(config: Config) -> ModelConfig:
+    model = config.model
+    info = MODELS[model.name or DATASETS[config.data.name].model]
+    _refuse_unread(
+        "model", model, info.keys, ("activation", "dropout", "hidden", "pooling", "channels"), f"'{info.name}'"
+    )
+    changes: dict[str, object] = {"name": info.name}
+    if "activation" in info.keys:
+        changes["activation"] = model.activation or info.activation
+    if "pooling" in info.keys:
+        changes["pooling"] = model.pooling or info.pooling
+    return model.model_copy(update=changes)
+
+
+def _resolve_train(config: Config) -> TrainConfig:
+    train, info = config.train, DATASETS[config.data.name]
+    private = any(d["name"] in PRIVATE for d in config.defense)
+    sampling = train.sampling if train.sampling != "auto" else ("poisson" if private else "fixed")
+    per_round = train.per_round or max(1, config.data.clients // 10)
+    if per_round > config.data.clients and sampling != "with-replacement":
+        takes = f"takes at most data.clients = {config.data.clients}: lower it, or raise data.clients"
+        raise ConfigError("train.per_round", per_round, takes)
+    if train.budget is not None and not private:
+        takes = "needs a defence with a privacy account: without one no budget can be kept, so leave it out"
+        raise ConfigError("train.budget", train.budget.model_dump(), takes)
+    rounds = train.rounds or info.rounds
+    return train.model_copy(
+        update={
+            "rounds": rounds,
+            "per_round": per_round,
+            "sampling": sampling,
+            "batching": train.batching if train.batching != "auto" else ("poisson" if private else "shuffle"),
+            "local_steps": train.local_steps or (None if train.local_epochs else info.local_steps),
+            "batch": train.batch or info.batch,
+            "lr": train.lr or info.lr,
+            "lr_end": train.lr_end or train.lr or info.lr,
+            "eval_every": train.eval_every or max(1, rounds // 20),
+        }
+    )
+
+
+def _refuse_unread(section: str, given: Section, read: tuple[str, ...], keys: tuple[str, ...], who: str) -> None:
+    """An option that would be ignored is an error: whoever set it expects it to do something."""
+    for key in keys:
+        default = type(given).model_fields[key].get_default()
+        if key not in read and getattr(given, key) != default:
+            takes = f"is not read by {who}" + (f", which reads {', '.join(read)}" if read else "") + ": leave it out"
+            raise ConfigError(f"{section}.{key}", getattr(given, key), takes)
+
+
+# --- writing -----------------------------------------------------------------------------------------------------
+
+
+def to_toml(config: Config) -> str:
+    """The config as TOML that `load` reads back; unset keys are left out."""
+    lines: list[str] = []
+    for name in SECTIONS:
+        lines += [f"[{name}]", *_toml_items(getattr(config, name).model_dump()), ""]
+    for defense in config.defense:
+        lines += ["[[defense]]", *_toml_items(defense), ""]
+    return "\n".join(lines)
+
+
+def _toml_items(items: dict[str, Any]) -> list[str]:
+    return [f"{key} = {_toml(value)}" for key, value in items.items() if value is not None]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(_toml_items(value)) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    if isinstance(value, bool | str):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)

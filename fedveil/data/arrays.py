@@ -1,0 +1,84 @@
+"""A user's own data: arrays in memory, or an .npz file that holds them."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from fedveil.data.dataset import Dataset, Part, check_arrays
+from fedveil.data.split import Raw, split_dataset
+from fedveil.errors import ConfigError, DataError
+
+_KEYS = ("x", "y", "x_test", "y_test")
+
+
+def from_arrays(
+    x: np.ndarray,
+    y: np.ndarray,
+    x_test: np.ndarray | None = None,
+    y_test: np.ndarray | None = None,
+    classes: int | None = None,
+    name: str = "arrays",
+) -> Dataset:
+    """A dataset from arrays; without a test part a quarter is held out, by a fixed seed."""
+    return split_dataset(raw_arrays(x, y, x_test, y_test, classes, name))
+
+
+def raw_arrays(
+    x: np.ndarray,
+    y: np.ndarray,
+    x_test: np.ndarray | None = None,
+    y_test: np.ndarray | None = None,
+    classes: int | None = None,
+    name: str = "arrays",
+) -> Raw:
+    """The same, checked but not yet split."""
+    train = check_arrays(x, y, name)
+    test = None
+    if (x_test is None) != (y_test is None):
+        raise DataError(f"{name}: of x_test and y_test only one is given; give both or neither")
+    if x_test is not None and y_test is not None:
+        test = check_arrays(x_test, y_test, f"{name} (test part)")
+        if test.x.shape[1:] != train.x.shape[1:] or test.x.dtype != train.x.dtype:
+            raise DataError(f"{name}: x_test holds {_describe(test)} and x {_describe(train)}; give both alike")
+    elif len(train) < 2:
+        raise DataError(f"{name}: x has one example, which leaves none to hold out; give x_test and y_test too")
+    return Raw(name, train, classes=_classes(train, test, classes, name), test=test)
+
+
+def _describe(part: Part) -> str:
+    return f"{part.x.dtype} {list(part.x.shape[1:])}"
+
+
+def _classes(train: Part, test: Part | None, classes: int | None, name: str) -> int:
+    """The number of classes: as given, or up to the greatest label."""
+    seen = 1 + max(int(train.y.max()), int(test.y.max()) if test is not None else 0)
+    if classes is None:
+        return max(2, seen)
+    if classes < seen:
+        raise DataError(f"{name}: there is a label {seen - 1} but classes is {classes}; labels count from 0")
+    return classes
+
+
+def load_file(file: str | None) -> Raw:
+    """The arrays x, y and optionally x_test, y_test of the .npz file that `data.file` names."""
+    if not file:
+        raise ConfigError("data.file", file, "data.name 'file' takes here the path of an .npz file with arrays x and y")
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise DataError(f"data.file: there is no file {path}; give the path of an .npz file with arrays x and y")
+    try:
+        # Pickled objects could run code when read: plain arrays only.
+        arrays = np.load(path, allow_pickle=False)
+        if isinstance(arrays, np.ndarray):
+            raise DataError(f"data.file: {path} holds one array; save it as .npz with x and y")
+        with arrays:
+            found = {key: arrays[key] for key in _KEYS if key in arrays}
+            names = ", ".join(arrays)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"data.file: {path} is no .npz of plain arrays ({error}); save it with numpy.savez") from error
+    if "x" not in found or "y" not in found:
+        raise DataError(f"data.file: {path} holds the arrays {names or 'none'}; it takes x, y (and x_test, y_test)")
+    return raw_arrays(found["x"], found["y"], found.get("x_test"), found.get("y_test"), name=path.stem)

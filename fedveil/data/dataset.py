@@ -1,0 +1,79 @@
+"""What a dataset is once loaded: arrays in memory, split, with what the round and the bench need to know of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedveil.errors import DataError
+
+
+@dataclass(frozen=True)
+class Part:
+    """Examples and labels that belong together."""
+
+    x: np.ndarray  # [n, ...] uint8 images (NHWC) or float32
+    y: np.ndarray  # [n] int32
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, index: np.ndarray) -> Part:
+        return Part(self.x[index], self.y[index])
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset split for federated training.
+
+    `train` is what clients hold, `held_out` what accuracy is measured on and `held_out_name` says whether that is the
+    papers' `validation` or the `test` part. `test` is the publisher's own test part where there is one and it is not
+    already `held_out`; a server's public set is drawn from the test part.
+    """
+
+    name: str
+    train: Part
+    held_out: Part
+    held_out_name: str
+    classes: int
+    test: Part | None = None
+    public: Part | None = None  # the server's public set, disjoint from `held_out`
+    groups: tuple[tuple[int, int], ...] = ()  # one-hot columns of attribute data, [start, stop)
+    feature_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    note: str = ""  # what a reader must know: a re-split, assumed scaling constants
+    extras: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one example."""
+        return tuple(self.train.x.shape[1:])
+
+    @property
+    def scale(self) -> float:
+        """Factor that brings stored values to the model's scale: uint8 pixels to [0, 1]."""
+        return 1.0 / 255.0 if self.train.x.dtype == np.uint8 else 1.0
+
+
+def check_arrays(x: np.ndarray, y: np.ndarray, where: str) -> Part:
+    """User-given arrays, checked: shapes agree, labels are 0, 1, ..., values are finite."""
+    x, y = np.asarray(x), np.asarray(y)
+    if x.ndim < 2 or len(x) == 0:
+        raise DataError(f"{where}: x has shape {x.shape}; give at least one example, shape [n, ...features]")
+    if y.shape != (len(x),):
+        raise DataError(f"{where}: y has shape {y.shape}; give one label for each of the {len(x)} examples of x")
+    if y.dtype.kind not in "iu" and not np.all(y == np.floor(y)):
+        raise DataError(f"{where}: labels are {y.dtype} with fractions; give whole numbers 0, 1, 2, ...")
+    if y.min() < 0:
+        raise DataError(f"{where}: the smallest label is {y.min()}; labels count from 0")
+    if x.dtype != np.uint8:
+        if x.dtype.kind not in "fiub":
+            raise DataError(f"{where}: x has dtype {x.dtype}; give numbers (float32, or uint8 pixels)")
+        x = x.astype(np.float32)
+        bad = ~np.isfinite(x).reshape(len(x), -1).all(axis=1)
+        if bad.any():
+            first = int(np.flatnonzero(bad)[0])
+            count = int(bad.sum())
+            raise DataError(f"{where}: {count} examples hold NaN or infinity (first: {first}); clean or drop them")
+    return Part(x, y.astype(np.int32))

@@ -1,0 +1,1 @@
+"""Defences: filters in the round, one file each."""

@@ -1,0 +1,1 @@
+"""Models: layers, the networks of the papers, adapters for models from elsewhere."""

@@ -1,0 +1,66 @@
+"""The table of built-in models: names, summaries, keys. Cheap to import; `build.py` makes the networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ACTIVATION_NAMES = ("relu", "sigmoid", "tanh", "leaky-relu")
+INITS = ("default", "uniform-0.5")
+POOLINGS = ("none", "max", "mean")
+
+_COMMON = ("activation", "init", "dropout")
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """One model: what it is, which keys of `[model]` it reads, whether it needs images."""
+
+    name: str
+    summary: str
+    keys: tuple[str, ...]
+    images: bool
+    activation: str = "relu"
+    pooling: str = "none"
+
+
+MODELS: dict[str, ModelInfo] = {
+    info.name: info
+    for info in (
+        ModelInfo(
+            "cnn",
+            "fed-cdp's network: conv 3×3×32, pool, conv 3×3×64, pool, dense; no biases, three layers",
+            (*_COMMON, "pooling"),
+            images=True,
+            pooling="max",
+        ),
+        ModelInfo(
+            "lenet-cpl",
+            "cpl's LeNet: four 5×5 convolutions of 12 channels (256 from 64 pixels on), then dense",
+            (*_COMMON, "pooling", "channels"),
+            images=True,
+            activation="sigmoid",
+        ),
+        ModelInfo(
+            "lenet-dlg",
+            "DLG's LeNet: three 5×5 convolutions of 12 channels, then dense",
+            (*_COMMON, "pooling", "channels"),
+            images=True,
+            activation="sigmoid",
+        ),
+        ModelInfo(
+            "dpfl-net",
+            "dpfl's network: two 5×5 convolutions (three for colour images), then dense",
+            (*_COMMON, "pooling"),
+            images=True,
+            activation="sigmoid",
+        ),
+        ModelInfo("mlp", "fully connected, one or two hidden layers", (*_COMMON, "hidden"), images=False),
+        ModelInfo("logistic", "multinomial logistic regression", ("init",), images=False),
+        ModelInfo(
+            "resnet20",
+            "ResNet-20 with group normalisation (batch normalisation would mix examples)",
+            ("activation", "init", "dropout"),
+            images=True,
+        ),
+    )
+}

@@ -1,0 +1,280 @@
+"""The layers models are built from: small frozen descriptions with `init` and `apply` on plain arrays.
+
+Images are NHWC, a batch comes first. A convolution is written as shifted slices joined to patches and one matrix
+product: under `vmap` over clients each client has its own weights, and `lax.conv` would then become a grouped
+convolution, which is several times slower. Every matrix product goes through one function, `linear`, that a caller may
+replace: that is where a defence that clips layer by layer enters the backward pass without storing example gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+LayerParams = dict[str, Array]
+Params = dict[str, LayerParams]
+Shape = tuple[int, ...]
+Linear = Callable[[str, LayerParams, Array], Array]
+
+
+def linear(name: str, params: LayerParams, x: Array) -> Array:
+    """`x @ w + b` over the last axis; `x` is [batch, inputs] or [batch, positions, inputs]."""
+    y = x @ params["w"]
+    return y + params["b"] if "b" in params else y
+
+
+@dataclass(frozen=True)
+class Context:
+    """What layers may use besides their input: a key where dropout is on, the `linear` in force, a probe."""
+
+    rng: Array | None = None
+    linear: Linear = linear
+    probe: Callable[[str, Array], None] | None = field(default=None)  # sees each named layer's output
+
+
+class Layer(Protocol):
+    """One step of a network; layers without parameters have an empty name."""
+
+    @property
+    def name(self) -> str: ...
+    def out_shape(self, shape: Shape) -> Shape: ...
+    def init(self, key: Array, shape: Shape) -> Params: ...
+    def apply(self, params: Params, x: Array, context: Context) -> Array: ...
+
+
+def glorot(key: Array, shape: Shape, fan_in: int, fan_out: int) -> Array:
+    """Glorot's uniform initialisation, the default of the library that the fed-cdp authors used."""
+    limit = math.sqrt(6.0 / (fan_in + fan_out))
+    return jax.random.uniform(key, shape, minval=-limit, maxval=limit)
+
+
+class Plain:
+    """Base of layers without parameters."""
+
+    @property
+    def name(self) -> str:
+        return ""
+
+    def out_shape(self, shape: Shape) -> Shape:
+        return shape
+
+    def init(self, key: Array, shape: Shape) -> Params:
+        return {}
+
+
+def _with_bias(w: Array, units: int, bias: bool) -> LayerParams:
+    return {"w": w, "b": jnp.zeros(units, w.dtype)} if bias else {"w": w}
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A fully connected layer."""
+
+    name: str
+    units: int
+    bias: bool = True
+
+    def out_shape(self, shape: Shape) -> Shape:
+        return (self.units,)
+
+    def init(self, key: Array, shape: Shape) -> Params:
+        (inputs,) = shape
+        w = glorot(key, (inputs, self.units), inputs, self.units)
+        return {self.name: _with_bias(w, self.units, self.bias)}
+
+    def apply(self, params: Params, x: Array, context: Context) -> Array:
+        y = context.linear(self.name, params[self.name], x)
+        if context.probe is not None:
+            context.probe(self.name, y)
+        return y
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A square convolution, weights [kernel, kernel, channels in, channels out]."""
+
+    name: str
+    channels: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    bias: bool = True
+
+    def out_shape(self, shape: Shape) -> Shape:
+        height, width, _ = shape
+        return (self._side(height), self._side(width), self.channels)
+
+    def _side(self, side: int) -> int:
+        return (side + 2 * self.padding - self.kernel) // self.stride + 1
+
+    def init(self, key: Array, shape: Shape) -> Params:
+        inputs = shape[-1]
+        area = self.kernel * self.kernel
+        w = glorot(key, (self.kernel, self.kernel, inputs, self.channels), area * inputs, area * self.channels)
+        return {self.name: _with_bias(w, self.channels, self.bias)}
+
+    def patches(self, x: Array) -> Array:
+        """[batch, positions, kernel·kernel·channels]: what each output position looks at."""
+        if self.padding:
+            p = self.padding
+            x = jnp.pad(x, ((0, 0), (p, p), (p, p), (0, 0)))
+        batch, height, width, channels = x.shape
+        rows = (height - self.kernel) // self.stride + 1
+        columns = (width - self.kernel) // self.stride + 1
+        stop_row, stop_column = (rows - 1) * self.stride + 1, (columns - 1) * self.stride + 1
+        slices = [
+            x[:, i : i + stop_row : self.stride, j : j + stop_column : self.stride, :]
+            for i in range(self.kernel)
+            for j in range(self.kernel)
+        ]
+        joined = jnp.concatenate(slices, axis=-1)
+        return joined.reshape(batch, rows * columns, self.kernel * self.kernel * channels)
+
+    def apply(self, params: Params, x: Array, context: Context) -> Array:
+        own = params[self.name]
+        shape = self.out_shape(x.shape[1:])
+        flat = {**own, "w": own["w"].reshape(-1, self.channels)}
+        y = context.linear(self.name, flat, self.patches(x)).reshape(x.shape[0], *shape)
+        if context.probe is not None:
+            context.probe(self.name, y)
+        return y
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "sigmoid": jax.nn.sigmoid,
+    "tanh": jnp.tanh,
+    "leaky-relu": lambda x: jax.nn.leaky_relu(x, 0.01),
+}
+
+
+@dataclass(frozen=True)
+class Activation(Plain):
+    """An elementwise non-linearity, by name."""
+
+    kind: str
+
+    def apply(self, params: Params, x: Array, context: Context) -> Array:
+        return ACTIVATIONS[self.kind](x)
+
+
+@dataclass(frozen=True)
+class Pool(Plain):
+    """Pooling over windows of 2×2, `max` or `mean`; an odd last row or column is left out."""
+
+    kind: str = "max"
+
+    def out_shape(self, shape: Shape) -> Shape:
+        height, width, channels = shape
+        return (height // 2, width // 2, channels)
+
+    def apply(self, params: Params, x: Array, context: Context) -> Array:
+        rows, columns = x.shape[1] // 2, x.shape[2] // 2
+        # One reduction over a reshaped array: on a CPU 1.3× faster in training than four strided slices and `maximum`.
+        windows = x[:, : 2 * rows, : 2 * columns].reshape(x.shape[0], rows, 2, columns, 2, x.shape[-1])
+        return windows.max(axis=(2, 4)) if self.kind == "max" else windows.mean(axis=(2, 4))
+
+
+@dataclass(frozen=True)
+class MeanOverPositions(Plain):
+    """Global average pooling."""
+
+    def out_shape(self, shape: Shape) -> Shape:
+        return (shape[-1],)
+
+    def apply(self, params: Params, x: Array, context: Context) -> Array:
+        return x.mean(axis=(1, 2))
+
+
+@dataclass(frozen=True)
+class Flatten(Plain):
+    """All features of an example in one row."""
+
+    def out_shape(self, shape: Shape) -> Shape:
+        return (math.prod(shape),)
+
+    def apply(self, params: Params, x: Array, context: Context) -> Array:
+        return x.reshape(x.shape[0], -1)
+
+
+@dataclass(frozen=True)
+class Dropout(Plain):
+    """Zeroes a share of the features in training; does nothing where no key is given (evaluation)."""
+
+    rate: float
+    place: int = 0  # which dropout of the network this is, so that two of them draw apart
+
+    def apply(self, params: Params, x: Array, context: Context) -> Array:
+        if context.rng is None or self.rate == 0.0:
+            return x
+        keep = jax.random.bernoulli(jax.random.fold_in(context.rng, self.place), 1.0 - self.rate, x.shape)
+        return jnp.where(keep, x / (1.0 - self.rate), 0.0)
+
+
+@dataclass(frozen=True)
+class GroupNorm:
+    """Normalisation over groups of channels within one example.
+
+    Not batch normalisation: that makes every example's gradient depend on the whole batch, so a per-example gradient,
+    its clip bound and its privacy would have no meaning.
+    """
+
+    name: str
+    groups: int
+
+    def out_shape(self, shape: Shape) -> Shape:
+        return shape
+
+    def init(self, key: Array, shape: Shape) -> Params:
+        return {self.name: {"scale": jnp.ones(shape[-1]), "shift": jnp.zeros(shape[-1])}}
+
+    def apply(self, params: Params, x: Array, context: Context) -> Array:
+        own = params[self.name]
+        split = x.reshape(*x.shape[:-1], self.groups, x.shape[-1] // self.groups)
+        mean = split.mean(axis=(1, 2, 4), keepdims=True)
+        variance = jnp.square(split - mean).mean(axis=(1, 2, 4), keepdims=True)
+        normal = ((split - mean) * jax.lax.rsqrt(variance + 1e-5)).reshape(x.shape)
+        return normal * own["scale"] + own["shift"]
+
+
+@dataclass(frozen=True)
+class Residual:
+    """`body(x) + shortcut(x)`; the shortcut takes every second pixel and pads channels with zeros where shapes differ."""
+
+    body: tuple[Layer, ...]
+
+    @property
+    def name(self) -> str:
+        return ""
+
+    def out_shape(self, shape: Shape) -> Shape:
+        for layer in self.body:
+            shape = layer.out_shape(shape)
+        return shape
+
+    def init(self, key: Array, shape: Shape) -> Params:
+        return init_all(self.body, key, shape)
+
+    def apply(self, params: Params, x: Array, context: Context) -> Array:
+        y = x
+        for layer in self.body:
+            y = layer.apply(params, y, context)
+        stride = -(-x.shape[1] // y.shape[1])
+        shortcut = x[:, ::stride, ::stride, :]
+        missing = y.shape[-1] - shortcut.shape[-1]
+        return y + jnp.pad(shortcut, ((0, 0), (0, 0), (0, 0), (0, missing)))
+
+
+def init_all(layers: tuple[Layer, ...], key: Array, shape: Shape) -> Params:
+    """Parameters of all layers, each from its own key."""
+    params: Params = {}
+    for place, layer in enumerate(layers):
+        params.update(layer.init(jax.random.fold_in(key, place), shape))
+        shape = layer.out_shape(shape)
+    return params

@@ -1,0 +1,61 @@
+"""A network as a row of layers: what the built-in models are, and what a round may ask of any model.
+
+A model is anything with `init(key) -> params` and `apply(params, x) -> logits`, params a dict of layers (layer → dict of
+arrays), `x` a batch. `Net` adds what only our own layers can offer: dropout keys, a replaceable `linear`, a probe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+from fedveil.models.layers import Array, Context, Dropout, Layer, Params, Shape, init_all
+
+
+@runtime_checkable
+class Model(Protocol):
+    """Anything that can be trained."""
+
+    def init(self, key: Array) -> Params: ...
+    def apply(self, params: Params, x: Array) -> Array: ...
+
+
+@dataclass(frozen=True)
+class Net:
+    """Layers applied in order to inputs of one shape."""
+
+    layers: tuple[Layer, ...]
+    input_shape: Shape
+    initial: str = "default"  # or "uniform-0.5": every weight and bias uniform in ±0.5 (the public code of cpl)
+
+    def init(self, key: Array) -> Params:
+        params = init_all(self.layers, key, self.input_shape)
+        if self.initial == "uniform-0.5":
+            leaves, tree = jax.tree.flatten(params)
+            keys = jax.random.split(key, len(leaves))
+            drawn = [jax.random.uniform(k, a.shape, a.dtype, -0.5, 0.5) for k, a in zip(keys, leaves, strict=True)]
+            params = jax.tree.unflatten(tree, drawn)
+        return params
+
+    def apply(self, params: Params, x: Array, context: Context | None = None) -> Array:
+        """Logits [batch, classes]. Without a context: evaluation, no dropout."""
+        context = context or Context()
+        for layer in self.layers:
+            x = layer.apply(params, x, context)
+        return x
+
+    @property
+    def random(self) -> bool:
+        """Whether training draws random numbers inside the network."""
+        return any(isinstance(layer, Dropout) and layer.rate > 0 for layer in self.layers)
+
+
+def parameter_count(params: Params) -> int:
+    return sum(int(jnp.size(a)) for a in jax.tree.leaves(params))
+
+
+def layer_names(params: Params) -> list[str]:
+    return list(params)

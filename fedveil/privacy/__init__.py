@@ -1,0 +1,1 @@
+"""Privacy: what each seat learns, and the account of it."""

@@ -1,0 +1,199 @@
+"""One client's part of a round, as pure functions: the vectorised simulator, the reference loop and a deployed node all
+call these.
+
+`begin`, `step` and `end` are the whole of it. A client receives the model (stage `broadcast`), makes local steps (stages
+`example` and `batch`), and turns the result into a message (stages `update` and `upload`). What observers see at the taps
+`broadcast`, `example`, `batch`, `client` and `server` is returned only where a tap is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedveil.defenses.base import At, Defense, Setting, filters
+from fedveil.models.layers import Array, Context, Params
+from fedveil.models.net import Model, Net
+from fedveil.rounds import keys
+
+TAPS = ("example", "batch", "client", "server", "broadcast", "release")
+Tree = Any
+
+OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
+    "sgd": optax.identity,
+    "momentum": lambda: optax.trace(decay=0.9),
+    "adam": optax.scale_by_adam,
+    "adagrad": lambda: optax.scale_by_rss(initial_accumulator_value=0.1, eps=1e-7),
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every client computes: static under jit."""
+
+    model: Model
+    setting: Setting
+    optimizer: str = "sgd"
+    defenses: tuple[Defense, ...] = ()
+    scale: float = 1.0  # stored values times this are what the model sees
+    dtype: str = "float32"
+    ragged_steps: bool = False  # some clients make fewer steps than others
+
+    @property
+    def transform(self) -> optax.GradientTransformation:
+        return OPTIMIZERS[self.optimizer]()
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Now:
+    """The round's traced numbers, and the key of the client (folded with its id)."""
+
+    key: Array
+    round: Array | int
+    lr: Array | float
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Local:
+    """What a client carries from step to step."""
+
+    params: Params
+    optimizer: Tree
+    loss: Array  # sum of the batch losses so far
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What taps recorded at one stage call; filled while tracing."""
+
+    taps: frozenset[str]
+    values: dict[str, Tree] = field(default_factory=dict)
+
+    def record(self, tap: str, value: Tree) -> None:
+        if tap in self.taps:
+            self.values[tap] = value
+
+
+NOTHING = Seen(frozenset())
+
+
+def begin(task: Task, params: Params, now: Now, seen: Seen = NOTHING) -> Params:
+    """The model as this client receives it: every stage `broadcast` applied with the client's own key."""
+    for place, stage in enumerate(filters(task.defenses, "broadcast")):
+        params = stage(params, _at(task, now, "broadcast", place))
+    seen.record("broadcast", params)
+    return params
+
+
+def start(task: Task, received: Params) -> Local:
+    """Local state before the first step; the local optimiser starts afresh in every round."""
+    return Local(received, task.transform.init(received), jnp.zeros((), task.dtype))
+
+
+def step(
+    task: Task, local: Local, x: Array, y: Array, mask: Array, number: Array | int, now: Now, seen: Seen = NOTHING
+) -> Local:
+    """One local iteration on one batch: `x` [width, ...] as stored, `mask` [width] tells examples from padding."""
+    x = x.astype(task.dtype) * jnp.asarray(task.scale, task.dtype)
+    divisor = batch_divisor(task, mask)
+    total, loss = batch_gradient(task, local.params, x, y, mask, number, now, seen)
+    for place, stage in enumerate(filters(task.defenses, "batch")):
+        total = stage(total, _at(task, now, "batch-noise", place, number, divisor=divisor))
+    mean = jax.tree.map(lambda g: g / divisor, total)
+    seen.record("batch", mean)
+    direction, optimizer = task.transform.update(mean, local.optimizer, local.params)
+    params = jax.tree.map(lambda p, d: p - now.lr * d, local.params, direction)
+    return Local(params, optimizer, local.loss + loss / divisor)
+
+
+def batch_divisor(task: Task, mask: Array) -> Array:
+    """What a batch sum is divided by: the nominal B under Poisson sampling (the realised count would tell who was
+    drawn), else the number of examples."""
+    if task.setting.batching == "poisson":
+        return jnp.asarray(task.setting.batch, task.dtype)
+    return jnp.maximum(mask.sum(), 1).astype(task.dtype)
+
+
+def batch_gradient(
+    task: Task, params: Params, x: Array, y: Array, mask: Array, number: Array | int, now: Now, seen: Seen
+) -> tuple[Tree, Array]:
+    """The sum of the batch's example gradients, and of its losses.
+
+    Example by example only where a defence filters examples or somebody taps them; else in one backward pass.
+    """
+    rng = keys.device(now.key, "dropout", number) if _draws(task.model) else None
+    stages = filters(task.defenses, "example")
+    if not stages and "example" not in seen.taps:
+        loss, total = jax.value_and_grad(_loss)(params, task.model, x, y, mask, rng)
+        return total, loss
+    one = jax.value_and_grad(lambda p, xi, yi, mi, ri: _loss(p, task.model, xi[None], yi[None], mi[None], ri))
+    rngs = None if rng is None else jax.random.split(rng, x.shape[0])
+    losses, each = jax.vmap(one, in_axes=(None, 0, 0, 0, None if rng is None else 0))(params, x, y, mask, rngs)
+    for place, stage in enumerate(stages):
+        each = stage(each, mask, _at(task, now, "example", place, number, divisor=batch_divisor(task, mask)))
+    seen.record("example", each)
+    return jax.tree.map(lambda g: g.sum(axis=0), each), losses.sum()
+
+
+def end(task: Task, sent: Params, received: Params, params: Params, now: Now, seen: Seen = NOTHING) -> Tree:
+    """The client's message, as a difference to `sent`, the model at the server.
+
+    FedSGD sends the update (local minus received model), FedAvg the local model. Either enters the sum as a difference
+    to the server's model, so that absent clients count as "no change".
+    """
+    update = jax.tree.map(jnp.subtract, params, received)
+    for place, stage in enumerate(filters(task.defenses, "update")):
+        update = stage(update, _at(task, now, "update", place))
+    seen.record("client", update)
+    averaging = task.setting.aggregation == "fedavg"
+    message = jax.tree.map(jnp.add, received, update) if averaging else update
+    for place, stage in enumerate(filters(task.defenses, "upload")):
+        message = stage(message, _at(task, now, "upload", place))
+    seen.record("server", message)
+    return jax.tree.map(jnp.subtract, message, sent) if averaging else message
+
+
+def whole(
+    task: Task, sent: Params, x: Array, y: Array, index: Array, mask: Array, steps: Array, now: Now
+) -> tuple[Tree, Array]:
+    """All of one client's round: gathers each batch from the dataset and scans over the steps.
+
+    `index`, `mask` [steps, width]. Returns the message and the mean of the batch losses.
+    """
+    received = begin(task, sent, now)
+
+    def body(local: Local, inputs: tuple[Array, Array, Array]) -> tuple[Local, None]:
+        number, rows, present = inputs
+        new = step(task, local, x[rows], y[rows], present, number, now)
+        if task.ragged_steps:
+            new = jax.tree.map(lambda a, b: jnp.where(number < steps, a, b), new, local)
+        return new, None
+
+    numbers = jnp.arange(index.shape[0])
+    local, _ = jax.lax.scan(body, start(task, received), (numbers, index, mask))
+    return end(task, sent, received, local.params, now), local.loss / jnp.maximum(steps, 1)
+
+
+def cross_entropy(logits: Array, y: Array) -> Array:
+    """Per-example cross-entropy [batch]."""
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=1)[:, 0]
+
+
+def _loss(params: Params, model: Model, x: Array, y: Array, mask: Array, rng: Array | None) -> Array:
+    logits = model.apply(params, x, Context(rng=rng)) if isinstance(model, Net) else model.apply(params, x)
+    return jnp.where(mask, cross_entropy(logits, y), 0.0).sum()
+
+
+def _draws(model: Model) -> bool:
+    return isinstance(model, Net) and model.random
+
+
+def _at(task: Task, now: Now, purpose: str, *numbers: int | Array, divisor: Array | float = 1.0) -> At:
+    return At(task.setting, keys.device(now.key, purpose, *numbers), now.round, now.lr, divisor)

@@ -1,0 +1,51 @@
+"""Randomness by name, never by order of execution.
+
+Every random number is a function of (seed, purpose, round, client, step, ...). So the vectorised simulator, the
+one-client-at-a-time reference and a deployment draw the same numbers, chunking changes nothing, and a resumed run goes on
+as if undisturbed. What is decided on the host (who takes part, which examples form a batch) uses numpy's Philox with
+these numbers as its seed; what is drawn on the device (noise, dropout) folds the same numbers into a JAX key.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+PURPOSES = {
+    "init": 1,
+    "cohort": 2,
+    "batch": 3,
+    "dropout": 4,  # inside the network
+    "lost": 5,  # clients that drop out
+    "late": 6,  # clients that send late
+    "broadcast": 7,
+    "example": 8,
+    "batch-noise": 9,
+    "update": 10,
+    "upload": 11,
+    "aggregate": 12,
+    "finish": 13,
+}
+
+
+def host(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
+    """A numpy generator for this purpose at (round, client, ...)."""
+    sequence = np.random.SeedSequence([seed, PURPOSES[purpose], *numbers])
+    return np.random.Generator(np.random.Philox(sequence))
+
+
+def device(key: jax.Array, purpose: str, *numbers: int | jax.Array) -> jax.Array:
+    """`key` narrowed to a purpose and then to each number in turn."""
+    key = jax.random.fold_in(key, PURPOSES[purpose])
+    for number in numbers:
+        key = jax.random.fold_in(key, number)
+    return key
+
+
+def root(seed: int) -> jax.Array:
+    return jax.random.key(seed, impl="threefry2x32")
+
+
+def client_key(round_key: jax.Array, client: int | jax.Array, occurrence: int | jax.Array) -> jax.Array:
+    """The key of one client in one round; `occurrence` tells apart the draws of a client taken twice in a cohort."""
+    return jax.random.fold_in(jax.random.fold_in(round_key, client), occurrence)

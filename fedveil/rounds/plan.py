@@ -1,0 +1,180 @@
+"""Who takes part in a round and which examples form each local batch: decided on the host, keyed, exact.
+
+Both are drawn with numpy before the round is computed. So the sampling laws are exact (no float32 on the way), shapes are
+known before anything is compiled, and no batch is ever cut to fit: a Poisson round picks a width that holds its largest
+batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import bdtrc
+
+from fedveil.data.partition import Partition
+from fedveil.rounds import keys
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients of one round that answer, and how many were chosen and lost."""
+
+    clients: np.ndarray  # [n] client ids
+    occurrence: np.ndarray  # [n] 0, or 1, 2, ... for a client drawn again (sampling with replacement)
+    late: np.ndarray  # [n] whether the answer arrives one round late
+    chosen: int
+    lost: int
+
+
+def draw_cohort(
+    seed: int, round_: int, *, clients: int, per_round: int, sampling: str, dropout: float = 0.0, late: float = 0.0
+) -> Cohort:
+    """Draws a round's clients and its simulated faults; each client's fault has its own key."""
+    chosen = draw_clients(keys.host(seed, "cohort", round_), clients, per_round, sampling)
+    lost = _coins(seed, "lost", round_, chosen, dropout)
+    kept = chosen[~lost]
+    return Cohort(kept, _occurrences(kept), _coins(seed, "late", round_, kept, late), len(chosen), int(lost.sum()))
+
+
+def draw_clients(rng: np.random.Generator, clients: int, per_round: int, sampling: str) -> np.ndarray:
+    """Client ids, by the named law; `poisson` takes each with probability per_round / clients."""
+    if sampling == "poisson":
+        count = int(rng.binomial(clients, per_round / clients))
+        return np.sort(rng.choice(clients, count, replace=False, shuffle=False))
+    if sampling == "with-replacement":
+        return np.sort(rng.integers(clients, size=per_round))
+    return np.sort(rng.choice(clients, per_round, replace=False, shuffle=False))
+
+
+def _occurrences(chosen: np.ndarray) -> np.ndarray:
+    """For sorted ids: how often the same id came before."""
+    first = np.searchsorted(chosen, chosen, side="left")
+    return np.arange(len(chosen)) - first
+
+
+def _coins(seed: int, purpose: str, round_: int, chosen: np.ndarray, share: float) -> np.ndarray:
+    """One coin per client; keyed by client, so that it does not depend on who else was chosen."""
+    if share == 0.0:
+        return np.zeros(len(chosen), bool)
+    return np.array([keys.host(seed, purpose, round_, int(c)).random() < share for c in chosen], bool)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of some clients, padded to one width and number of steps."""
+
+    index: np.ndarray  # [clients, steps, width] int32, rows of the dataset
+    mask: np.ndarray  # [clients, steps, width] bool, False for padding
+    steps: np.ndarray  # [clients] int32, steps that this client makes
+
+
+@dataclass(frozen=True)
+class BatchLaw:
+    """How each client forms its batches."""
+
+    batching: str  # shuffle, poisson, without-replacement
+    batch: int
+    local_steps: int | None
+    local_epochs: int | None
+
+    def steps_for(self, size: int) -> int:
+        """Local steps of a client with so many examples."""
+        if self.local_steps is not None:
+            return self.local_steps
+        assert self.local_epochs is not None
+        return self.local_epochs * math.ceil(size / self.batch)
+
+    def rate(self, size: int) -> float:
+        """Poisson sampling rate of one example at a client of this size."""
+        return min(1.0, self.batch / size)
+
+
+def client_batches(law: BatchLaw, seed: int, round_: int, client: int, occurrence: int, size: int) -> list[np.ndarray]:
+    """The local batches of one client in one round: for each step the positions (0 … size-1) of its examples."""
+    rng = keys.host(seed, "batch", round_, client, occurrence)
+    steps = law.steps_for(size)
+    if law.batching == "poisson":
+        return _poisson(rng, steps, size, law.rate(size))
+    if law.batching == "without-replacement":
+        return _subsets(rng, steps, size, min(law.batch, size))
+    return list(_shuffled(rng, steps, size, law.batch))
+
+
+def _poisson(rng: np.random.Generator, steps: int, size: int, rate: float) -> list[np.ndarray]:
+    """Each example in each batch with probability `rate`, independently.
+
+    All steps at once: the number of hits in the steps × size grid is binomial, and given their number they are a
+    uniformly random subset of the grid. The same law as one coin per cell, at the cost of the hits alone.
+    """
+    hits = int(rng.binomial(steps * size, rate))
+    cells = np.sort(rng.choice(steps * size, hits, replace=False, shuffle=False))
+    step, position = np.divmod(cells, size)
+    return np.split(position, np.searchsorted(step, np.arange(1, steps)))
+
+
+def _subsets(rng: np.random.Generator, steps: int, size: int, batch: int) -> list[np.ndarray]:
+    """For each step a uniformly random subset of `batch` positions (Floyd's algorithm, all steps at once)."""
+    taken = np.empty((steps, batch), np.int64)
+    for place in range(batch):
+        top = size - batch + place
+        drawn = rng.integers(0, top + 1, size=steps)
+        again = (taken[:, :place] == drawn[:, None]).any(axis=1)
+        taken[:, place] = np.where(again, top, drawn)
+    return list(taken)
+
+
+def _shuffled(rng: np.random.Generator, steps: int, size: int, batch: int) -> Iterator[np.ndarray]:
+    """Epochs: a fresh permutation cut into batches, the last one smaller where the size does not divide."""
+    left = steps
+    while left > 0:
+        permutation = rng.permutation(size)
+        for start in range(0, size, batch)[:left]:
+            yield permutation[start : start + batch]
+        left -= math.ceil(size / batch)
+
+
+def draw_batches(
+    law: BatchLaw, partition: Partition, seed: int, round_: int, cohort: Cohort, widths: tuple[int, ...]
+) -> Batches:
+    """The batches of a cohort (or of a chunk of one) as padded arrays of dataset rows."""
+    ids = [int(c) for c in cohort.clients]
+    drawn = [
+        client_batches(law, seed, round_, c, int(o), int(partition.length[c]))
+        for c, o in zip(ids, cohort.occurrence, strict=True)
+    ]
+    lengths = [len(batches) for batches in drawn]
+    largest = max((len(b) for batches in drawn for b in batches), default=0)
+    width = next((w for w in widths if w >= largest), None)
+    if width is None:
+        width = 1 << (largest - 1).bit_length()
+    steps = law.local_steps if law.local_steps is not None else law.steps_for(int(partition.length.max()))
+    index = np.zeros((len(ids), steps, width), np.int32)
+    mask = np.zeros((len(ids), steps, width), bool)
+    for row, (client, batches) in enumerate(zip(ids, drawn, strict=True)):
+        counts = np.fromiter((len(b) for b in batches), np.int64, len(batches))
+        filled = np.arange(width) < counts[:, None]
+        mask[row, : len(batches)] = filled
+        index[row, : len(batches)][filled] = partition.client(client)[np.concatenate(batches)]
+    return Batches(index, mask, np.array(lengths, np.int32))
+
+
+def batch_widths(law: BatchLaw, partition: Partition, draws: int) -> tuple[int, ...]:
+    """The few widths to compile for.
+
+    Fixed batches have one. For Poisson batches the first holds the largest of `draws` batches 99 times in 100, the
+    others grow by half each up to the largest client; what is wider still gets a width of its own.
+    """
+    largest = int(partition.length.max())
+    if law.batching != "poisson":
+        return (min(law.batch, largest),)
+    rate = law.rate(largest)
+    width = law.batch
+    while width < largest and draws * bdtrc(width, largest, rate) > 0.01:
+        width += 1
+    widths = [width]
+    while widths[-1] < largest and len(widths) < 4:
+        widths.append(min(largest, math.ceil(widths[-1] * 1.5)))
+    return tuple(widths)

@@ -1,0 +1,146 @@
+"""The server's part of a round: collect messages into a sum, step the global model.
+
+Messages enter as weighted differences to the server's model. A message that is not finite is left out and counted. Under
+Poisson sampling the divisor is the nominal `per_round`; else it is the weight that really arrived.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedveil.defenses.base import At, filters
+from fedveil.models.layers import Array, Params
+from fedveil.rounds import keys
+from fedveil.rounds.client import Task
+
+Tree = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ServerState:
+    """What travels from round to round, and into the checkpoint."""
+
+    params: Params
+    velocity: Tree  # server momentum; empty without
+    late: Tree  # sum of messages that arrived late, and its weight; empty where no client is late
+    round: Array  # rounds done
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Sum:
+    """The running sum over the clients of a round, and what is reported of them."""
+
+    total: Tree
+    weight: Array
+    late: Tree
+    answered: Array
+    not_finite: Array
+    loss: Array
+    norm: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Answers:
+    """The messages of some clients, a leading axis over them."""
+
+    message: Tree
+    weight: Array  # [clients], 0 for padding
+    late: Array  # [clients] bool
+    loss: Array  # [clients]
+
+
+@dataclass(frozen=True)
+class ServerRule:
+    """How the server steps: static under jit."""
+
+    server_lr: float
+    server_momentum: float
+    keeps_late: bool
+
+
+def initial_state(rule: ServerRule, params: Params) -> ServerState:
+    """The state before the first round. Every leaf is a copy of its own, so that buffers may be donated."""
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return ServerState(
+        params=jax.tree.map(jnp.copy, params),
+        velocity=zeros if rule.server_momentum else {},
+        late={"total": jax.tree.map(jnp.copy, zeros), "weight": _zero(params)} if rule.keeps_late else {},
+        round=jnp.zeros((), jnp.int32),
+    )
+
+
+def _zero(params: Params) -> Array:
+    return jnp.zeros((), jax.tree.leaves(params)[0].dtype)
+
+
+def empty_sum(rule: ServerRule, params: Params) -> Sum:
+    """A sum over no clients."""
+    zeros, zero = jax.tree.map(jnp.zeros_like, params), _zero(params)
+    late = {"total": zeros, "weight": zero} if rule.keeps_late else {}
+    count = jnp.zeros((), jnp.int32)
+    return Sum(zeros, zero, late, count, count, zero, zero)
+
+
+def collect(rule: ServerRule, so_far: Sum, answers: Answers) -> Sum:
+    """Adds the answers of a chunk of clients to the sum."""
+    leaves = jax.tree.leaves(answers.message)
+    finite = jnp.stack([jnp.isfinite(a).reshape(a.shape[0], -1).all(axis=1) for a in leaves]).all(axis=0)
+    present = answers.weight > 0
+    message = jax.tree.map(lambda a: jnp.where(_like(finite, a), a, 0.0), answers.message)
+    norm = jnp.sqrt(sum(jnp.square(a).reshape(a.shape[0], -1).sum(axis=1) for a in jax.tree.leaves(message)))
+    kept = jnp.where(finite, answers.weight, 0.0)
+    now = jnp.where(answers.late, 0.0, kept) if rule.keeps_late else kept
+    late = so_far.late
+    if rule.keeps_late:
+        behind = kept - now
+        late = {
+            "total": _add_weighted(late["total"], behind, message),
+            "weight": late["weight"] + behind.sum(),
+        }
+    counted = finite & present
+    return Sum(
+        total=_add_weighted(so_far.total, now, message),
+        weight=so_far.weight + now.sum(),
+        late=late,
+        answered=so_far.answered + present.sum(),
+        not_finite=so_far.not_finite + (present & ~finite).sum(),
+        loss=so_far.loss + jnp.where(counted & jnp.isfinite(answers.loss), answers.loss, 0.0).sum(),
+        norm=so_far.norm + jnp.where(counted, norm, 0.0).sum(),
+    )
+
+
+def _like(flag: Array, a: Array) -> Array:
+    return flag.reshape(flag.shape + (1,) * (a.ndim - 1))
+
+
+def _add_weighted(total: Tree, weight: Array, message: Tree) -> Tree:
+    return jax.tree.map(lambda t, m: t + jnp.tensordot(weight, m, axes=1), total, message)
+
+
+def advance(task: Task, rule: ServerRule, state: ServerState, summed: Sum, round_key: Array, lr: Array) -> ServerState:
+    """The server's step: mean of the messages, momentum, new model. With no messages the model stays as it is."""
+    total, weight = summed.total, summed.weight
+    if rule.keeps_late:
+        total = jax.tree.map(jnp.add, total, state.late["total"])
+        weight = weight + state.late["weight"]
+    nominal = task.setting.sampling == "poisson"
+    divisor = jnp.asarray(task.setting.per_round, weight.dtype) if nominal else weight
+    for place, stage in enumerate(filters(task.defenses, "aggregate")):
+        at = At(task.setting, keys.device(round_key, "aggregate", place), state.round, lr, divisor)
+        total = stage(total, at)
+    change = jax.tree.map(lambda t: t / jnp.where(divisor > 0, divisor, 1.0), total)
+    velocity = state.velocity
+    if rule.server_momentum:
+        change = velocity = jax.tree.map(lambda v, c: rule.server_momentum * v + c, velocity, change)
+    params = jax.tree.map(lambda p, c: p + rule.server_lr * c, state.params, change)
+    for place, stage in enumerate(filters(task.defenses, "finish")):
+        at = At(task.setting, keys.device(round_key, "finish", place), state.round, lr, divisor)
+        params = stage(params, at)
+    return ServerState(params, velocity, summed.late, state.round + 1)

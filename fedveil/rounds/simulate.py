@@ -1,0 +1,352 @@
+"""The simulator: rounds over many clients on one machine.
+
+Two engines run the same pure functions of `client.py` and `server.py`: `vectorised` (clients in chunks under vmap, local
+steps under scan, one compiled program) and `reference` (one client and one step at a time, in plain Python). Their results
+agree to rounding; so do different chunk sizes. Cost per round grows with the clients that take part, not with all clients.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedveil.data.dataset import Dataset
+from fedveil.data.partition import Partition
+from fedveil.errors import RunError
+from fedveil.models.layers import Array, Params
+from fedveil.rounds import client as client_part
+from fedveil.rounds import keys, plan, server
+from fedveil.rounds.client import TAPS, Now, Seen, Task
+from fedveil.rounds.server import Answers, ServerRule, ServerState, Sum
+
+Tree = Any
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate by round: linear from `lr` in the first round to `lr_end` in the last."""
+
+    lr: float
+    lr_end: float
+    rounds: int
+
+    def at(self, round_: int) -> float:
+        if self.rounds <= 1:
+            return self.lr
+        return self.lr + (self.lr_end - self.lr) * min(1.0, round_ / (self.rounds - 1))
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Shares of the chosen clients that never answer, or answer one round late."""
+
+    dropout: float = 0.0
+    late: float = 0.0
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What one round did; the arrays are still on the device."""
+
+    round: int
+    chosen: int
+    lost: int
+    late: int
+    summed: Sum
+
+    def row(self) -> dict[str, float | int]:
+        """Plain numbers; waits for the device."""
+        answered, not_finite = int(self.summed.answered), int(self.summed.not_finite)
+        counted = max(1, answered - not_finite)
+        return {
+            "round": self.round,
+            "clients": answered,
+            "lost": self.lost,
+            "late": self.late,
+            "not_finite": not_finite,
+            "train_loss": float(self.summed.loss) / counted,
+            "update_norm": float(self.summed.norm) / counted,
+        }
+
+
+def _precise(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs a method with 64-bit numbers on or off as the task says, whatever the rest of the process uses."""
+
+    @wraps(method)
+    def inside(self: Simulator, *args: Any, **kwargs: Any) -> Any:
+        with jax.enable_x64(self.task.dtype == "float64"):
+            return method(self, *args, **kwargs)
+
+    return inside
+
+
+class Simulator:
+    """A federation in memory. `start` makes the first state, `round` maps a state to the next."""
+
+    def __init__(
+        self,
+        task: Task,
+        rule: ServerRule,
+        dataset: Dataset,
+        partition: Partition,
+        law: plan.BatchLaw,
+        schedule: Schedule,
+        *,
+        seed: int = 0,
+        faults: Faults | None = None,
+        engine: str = "vectorised",
+        chunk: int | None = None,
+    ):
+        self.task, self.rule, self.partition, self.law, self.schedule = task, rule, partition, law, schedule
+        self.dataset, self.seed, self.faults, self.engine = dataset, seed, faults or Faults(), engine
+        self.chunk = min(chunk or auto_chunk(task, dataset), max(1, task.setting.per_round))
+        self.weights = client_weights(task.setting.weights, partition)
+        steps = task.setting.local_steps
+        self.widths = plan.batch_widths(law, partition, self.chunk * steps)
+        # Data lie on the device as stored (pixels as bytes); each batch is scaled when it is gathered.
+        self.x, self.y = jnp.asarray(dataset.train.x), jnp.asarray(dataset.train.y)
+        self._held_out = _blocks(dataset)
+        self._root = keys.root(seed)
+        self.compile_seconds = 0.0
+        self._chunk = self._compiled(partial(_chunk_sum, task, rule), donate=True)
+        self._advance = self._compiled(partial(server.advance, task, rule), donate=True)
+        self._empty = self._compiled(partial(server.empty_sum, rule))
+        self._scores = self._compiled(partial(_scores, task))
+        self._step = self._compiled(partial(client_part.step, task))
+
+    def _compiled(self, function: Callable[..., Any], donate: bool = False) -> Callable[..., Any]:
+        """`function` compiled ahead for each set of shapes it meets, so that the time of compiling is known apart."""
+        jitted = jax.jit(function, donate_argnums=0 if donate else ())
+        programs: dict[object, Any] = {}
+
+        def call(*args: Any) -> Any:
+            shapes = tuple((np.shape(a), a.dtype if hasattr(a, "dtype") else type(a)) for a in jax.tree.leaves(args))
+            if shapes not in programs:
+                started = time.monotonic()
+                programs[shapes] = jitted.lower(*args).compile()
+                self.compile_seconds += time.monotonic() - started
+            return programs[shapes](*args)
+
+        return call
+
+    # --- training
+
+    @_precise
+    def start(self, params: Params | None = None) -> ServerState:
+        """The state before the first round, from fresh or given parameters."""
+        if params is None:
+            params = self.task.model.init(keys.device(self._root, "init"))
+        params = jax.tree.map(lambda a: jnp.asarray(a, self.task.dtype), params)
+        return server.initial_state(self.rule, params)
+
+    @_precise
+    def adopt(self, state: ServerState) -> ServerState:
+        """A state from a checkpoint, put on the device."""
+        return jax.tree.map(jnp.asarray, state)
+
+    @_precise
+    def round(self, state: ServerState, number: int) -> tuple[ServerState, RoundReport]:
+        """One round. `number` is `state.round` as a plain number, so that nothing waits for the device."""
+        setting = self.task.setting
+        cohort = plan.draw_cohort(
+            self.seed,
+            number,
+            clients=setting.clients,
+            per_round=setting.per_round,
+            sampling=setting.sampling,
+            dropout=self.faults.dropout,
+            late=self.faults.late,
+        )
+        round_key, lr = self.round_key(number), jnp.asarray(self.schedule.at(number), self.task.dtype)
+        collect = self._collect_vectorised if self.engine == "vectorised" else self._collect_reference
+        summed = collect(state.params, cohort, number, round_key, lr)
+        # The state is donated to the step, so the report keeps the counters alone.
+        report = RoundReport(
+            number, cohort.chosen, cohort.lost, int(cohort.late.sum()), replace(summed, total={}, late={})
+        )
+        return self._advance(state, summed, round_key, lr), report
+
+    def round_key(self, number: int) -> Array:
+        return jax.random.fold_in(self._root, number)
+
+    def _collect_vectorised(self, params: Params, cohort: plan.Cohort, number: int, round_key: Array, lr: Array) -> Sum:
+        summed = self._empty(params)
+        for part in _chunks(cohort, self.chunk):
+            batches = plan.draw_batches(self.law, self.partition, self.seed, number, part, self.widths)
+            missing = self.chunk - len(part.clients)
+            weight = self.weights[part.clients].astype(self.task.dtype)
+            arrays = (batches.index, batches.mask, batches.steps, part.clients, part.occurrence, weight, part.late)
+            padded = [np.pad(a, [(0, missing)] + [(0, 0)] * (a.ndim - 1)) for a in arrays]
+            summed = self._chunk(summed, params, self.x, self.y, *padded, round_key, np.int32(number), lr)
+        return summed
+
+    def _collect_reference(self, params: Params, cohort: plan.Cohort, number: int, round_key: Array, lr: Array) -> Sum:
+        summed = self._empty(params)
+        for place, c in enumerate(cohort.clients):
+            one = _part(cohort, slice(place, place + 1))
+            message, loss = self.reference_client(params, int(c), int(one.occurrence[0]), number, round_key, lr)
+            answers = Answers(
+                message=jax.tree.map(lambda a: a[None], message),
+                weight=jnp.asarray(self.weights[one.clients], self.task.dtype),
+                late=jnp.asarray(one.late),
+                loss=jnp.asarray([loss], self.task.dtype),
+            )
+            summed = server.collect(self.rule, summed, answers)
+        return summed
+
+    def reference_client(
+        self, params: Params, c: int, occurrence: int, number: int, round_key: Array, lr: Array
+    ) -> tuple[Tree, float]:
+        """One client's round, one step after another, each batch exactly as large as it is."""
+        now = Now(keys.client_key(round_key, c, occurrence), number, lr)
+        rows = self.partition.client(c)
+        received = client_part.begin(self.task, params, now)
+        local = client_part.start(self.task, received)
+        drawn = plan.client_batches(self.law, self.seed, number, c, occurrence, len(rows))
+        for place, positions in enumerate(drawn):
+            # An empty Poisson batch is a step too: one padded row, masked out.
+            index = rows[positions] if len(positions) else rows[:1]
+            mask = np.full(len(index), len(positions) > 0)
+            local = self._step(local, self.x[index], self.y[index], mask, place, now)
+        message = client_part.end(self.task, params, received, local.params, now)
+        return message, float(local.loss) / max(1, len(drawn))
+
+    # --- observing
+
+    @_precise
+    def observe(
+        self, state: ServerState, number: int, c: int, taps: frozenset[str], steps: tuple[int, ...] = (0,)
+    ) -> dict[str, Tree]:
+        """What the named taps show of client `c` in round `number`, started from `state`.
+
+        Nothing is recorded while training: draws are keyed by (round, client, step), so that a client's round can be
+        computed again, with the taps open, from the state it started from. Returned per tap: `example` and `batch` a
+        dict by step, `client`, `server` and `broadcast` one tree, `release` the model.
+        """
+        unknown = taps - set(TAPS)
+        if unknown:
+            raise RunError(f"no tap is called {sorted(unknown)[0]!r}; there are {', '.join(TAPS)}")
+        if "server" in taps and self.task.setting.secure_aggregation:
+            raise RunError("the server tap shows sums only: train.secure_aggregation hides what single clients send")
+        if not 0 <= c < self.partition.clients:
+            raise RunError(f"there is no client {c}; clients count from 0 to {self.partition.clients - 1}")
+        lr = jnp.asarray(self.schedule.at(number), self.task.dtype)
+        now = Now(keys.client_key(self.round_key(number), c, 0), number, lr)
+        rows = self.partition.client(c)
+        found: dict[str, Tree] = {tap: {} for tap in taps & {"example", "batch"}}
+        outside = Seen(taps & {"broadcast", "client", "server"})
+        received = client_part.begin(self.task, state.params, now, outside)
+        local = client_part.start(self.task, received)
+        drawn = plan.client_batches(self.law, self.seed, number, c, 0, len(rows))
+        for place, positions in enumerate(drawn):
+            index = rows[positions] if len(positions) else rows[:1]
+            mask = jnp.full(len(index), len(positions) > 0)
+            inside = Seen(taps & {"example", "batch"} if place in steps else frozenset())
+            local = client_part.step(self.task, local, self.x[index], self.y[index], mask, place, now, inside)
+            for tap, value in inside.values.items():
+                found[tap][place] = value
+        client_part.end(self.task, state.params, received, local.params, now, outside)
+        found |= outside.values
+        if "release" in taps:
+            found["release"] = state.params
+        return found
+
+    # --- evaluation
+
+    @_precise
+    def evaluate(self, params: Params) -> tuple[float, float]:
+        """Accuracy and mean loss on the held-out part."""
+        right, loss = 0.0, 0.0
+        scores = [self._scores(params, x, y, mask) for x, y, mask in self._held_out]
+        for hits, losses in scores:
+            right, loss = right + float(hits), loss + float(losses)
+        count = len(self.dataset.held_out)
+        return right / count, loss / count
+
+    def block(self, state: ServerState) -> None:
+        """Waits until a state is computed."""
+        for leaf in jax.tree.leaves(state.params):
+            leaf.block_until_ready()
+
+
+def _chunk_sum(
+    task: Task,
+    rule: ServerRule,
+    so_far: Sum,
+    params: Params,
+    x: Array,
+    y: Array,
+    index: Array,
+    mask: Array,
+    steps: Array,
+    clients: Array,
+    occurrence: Array,
+    weight: Array,
+    late: Array,
+    round_key: Array,
+    number: Array,
+    lr: Array,
+) -> Sum:
+    """Rounds of a chunk of clients, added to the sum."""
+
+    def one(index: Array, mask: Array, steps: Array, c: Array, again: Array) -> tuple[Tree, Array]:
+        now = Now(keys.client_key(round_key, c, again), number, lr)
+        return client_part.whole(task, params, x, y, index, mask, steps, now)
+
+    message, loss = jax.vmap(one)(index, mask, steps, clients, occurrence)
+    return server.collect(rule, so_far, Answers(message, weight, late, loss))
+
+
+def client_weights(kind: str, partition: Partition) -> np.ndarray:
+    """Weight of each client's message: 1, or its data size over the mean size."""
+    if kind == "uniform":
+        return np.ones(partition.clients)
+    return partition.length / partition.length.mean()
+
+
+def auto_chunk(task: Task, dataset: Dataset) -> int:
+    """Clients at once: about ten fit a CPU's cache; a GPU takes as many as a part of its memory holds."""
+    platform = jax.default_backend()
+    if platform == "cpu":
+        return 10
+    shapes = jax.eval_shape(task.model.init, jax.random.key(0))
+    parameters = sum(math.prod(a.shape) for a in jax.tree.leaves(shapes))
+    # Per client: parameters, gradients, optimiser and the batch's activations (some 150 values per input value).
+    values = 8 * parameters + 150 * task.setting.batch * math.prod(dataset.shape)
+    return int(max(1, min(1000, 8e9 // (4 * values))))
+
+
+def _chunks(cohort: plan.Cohort, width: int) -> Iterator[plan.Cohort]:
+    for start in range(0, len(cohort.clients), width):
+        yield _part(cohort, slice(start, start + width))
+
+
+def _part(cohort: plan.Cohort, where: slice) -> plan.Cohort:
+    return replace(cohort, clients=cohort.clients[where], occurrence=cohort.occurrence[where], late=cohort.late[where])
+
+
+def _blocks(dataset: Dataset, size: int = 2000) -> list[tuple[Array, Array, Array]]:
+    """The held-out part in equal blocks, the last one padded."""
+    x, y = dataset.held_out.x, dataset.held_out.y
+    size = min(size, len(y))
+    missing = -len(y) % size
+    mask = np.pad(np.ones(len(y), bool), (0, missing))
+    x = np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
+    y = np.pad(y, (0, missing))
+    cuts = range(0, len(y), size)
+    return [(jnp.asarray(x[i : i + size]), jnp.asarray(y[i : i + size]), jnp.asarray(mask[i : i + size])) for i in cuts]
+
+
+def _scores(task: Task, params: Params, x: Array, y: Array, mask: Array) -> tuple[Array, Array]:
+    """Right answers and summed loss over one block."""
+    logits = task.model.apply(params, x.astype(task.dtype) * jnp.asarray(task.scale, task.dtype))
+    right = jnp.where(mask, logits.argmax(axis=1) == y, False).sum()
+    return right, jnp.where(mask, client_part.cross_entropy(logits, y), 0.0).sum()

@@ -1,0 +1,190 @@
+"""A run is a folder: everything that is shown later is made from it.
+
+| file | what |
+|---|---|
+| `config.toml` | the resolved config: reading it back gives the same run |
+| `run.json` | versions, device, dataset note, status, result |
+| `metrics.jsonl` | one line per round |
+| `checkpoint.npz` | parameters, server state and round, replaced atomically |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+import jax
+import numpy as np
+
+from fedveil.errors import ConfigError, RunError
+from fedveil.jsontext import to_json
+
+Tree = Any
+
+
+def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Writes a file so that under its name there is always either the old or the whole new content."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    write_atomic(path, lambda file: file.write(text.encode()))
+
+
+def named_leaves(tree: Tree) -> dict[str, Any]:
+    """Leaves of a tree by their path, so that a checkpoint can be read without this program."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Reads and writes the files of one run."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path) -> RunFolder:
+        """A new folder; an existing run is never overwritten."""
+        if (path / "config.toml").exists():
+            raise ConfigError(
+                "--out", str(path), "holds a run already: use --resume to go on with it, or another folder"
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                "--out", str(path), f"cannot be made ({error.strerror}): give a folder you can write"
+            ) from None
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """The folder of an earlier run."""
+        if not (path / "config.toml").is_file():
+            raise ConfigError("--resume", str(path), "holds no run (no config.toml): give the folder of a run")
+        return cls(path)
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint.npz"
+
+    def read_info(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.path / "run.json").read_text())
+        except FileNotFoundError:
+            return {}
+        except json.JSONDecodeError:
+            raise RunError(f"{self.path / 'run.json'} is damaged: delete it and use --resume again") from None
+
+    def write_info(self, **changes: object) -> None:
+        """Updates `run.json`."""
+        write_text(self.path / "run.json", to_json({**self.read_info(), **changes}, indent=2) + "\n")
+
+    def save(self, state: Tree, round_: int) -> None:
+        """Replaces the checkpoint: waits for the device, writes, syncs, renames."""
+        arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(jax.device_get(state)).items()}
+        arrays["#round"] = np.asarray(round_)
+        savez: Callable[..., None] = np.savez
+        write_atomic(self.checkpoint, lambda file: savez(file, **arrays))
+
+    def restore(self, like: Tree) -> tuple[Tree, int] | None:
+        """The checkpointed state as numpy arrays in the shape of `like`, and its round; None without a checkpoint."""
+        if not self.checkpoint.exists():
+            return None
+        try:
+            with np.load(self.checkpoint) as stored:
+                arrays = dict(stored)
+        except Exception as error:
+            raise RunError(f"{self.checkpoint} is damaged ({error}): delete it to start this run anew") from None
+        wanted = named_leaves(like)
+        for name, leaf in wanted.items():
+            if name not in arrays or arrays[name].shape != leaf.shape or arrays[name].dtype != leaf.dtype:
+                raise RunError(f"{self.checkpoint} does not fit the config: '{name}' differs; was config.toml edited?")
+        restored = [arrays[name] for name in wanted]
+        return jax.tree.unflatten(jax.tree.structure(like), restored), int(arrays["#round"])
+
+    def append(self, rows: list[dict[str, Any]]) -> None:
+        """Adds lines to the metrics."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.writelines(to_json(row) + "\n" for row in rows)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All whole lines; a line cut by a crash is dropped."""
+        if not self.metrics.exists():
+            return []
+        rows = []
+        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return rows
+
+    def rewind(self, round_: int) -> None:
+        """Drops metrics of rounds that the checkpoint does not hold: they will be computed again."""
+        kept = [row for row in self.read_metrics() if row["round"] < round_]
+        write_text(self.metrics, "".join(to_json(row) + "\n" for row in kept))
+
+
+def default_path(name: str) -> Path:
+    """`runs/NAME-TIME`, with a number behind it if taken."""
+    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = base, 1
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+def newest_unfinished(below: Path = Path("runs")) -> Path:
+    """The run that a bare `--resume` means: the newest below `runs/` that has not ended."""
+    found = [p.parent for p in below.glob("*/config.toml")]
+    open_runs = [p for p in found if RunFolder(p).read_info().get("status") != "done"]
+    if not open_runs:
+        raise ConfigError("--resume", None, f"finds no unfinished run below {below}/: give the folder of a run")
+    return max(open_runs, key=lambda p: (p / "config.toml").stat().st_mtime)
+
+
+def environment() -> dict[str, object]:
+    """Versions and device, for the record."""
+    packages = ("fedveil", "jax", "jaxlib", "numpy", "optax", "scikit-learn", "dp-accounting")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(jax.devices()[0].device_kind),
+        "backend": jax.default_backend(),
+        "versions": {name: _version(name) for name in packages},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
