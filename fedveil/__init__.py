@@ -3,6 +3,8 @@
     import fedveil
     result = fedveil.train({"data": {"name": "digits"}, "train": {"rounds": 20}})
     print(result.accuracy)
+
+Names are imported when first used.
 """
 
 from __future__ import annotations
@@ -16,14 +18,28 @@ if TYPE_CHECKING:
     from fedveil.api import federation, train
     from fedveil.data.arrays import from_arrays
     from fedveil.data.load import load as load_dataset
+    from fedveil.models.adapters import from_equinox, from_flax, from_functions, from_torch
 
-__all__ = ["federation", "from_arrays", "load_dataset", "train"]
+__all__ = [
+    "federation",
+    "from_arrays",
+    "from_equinox",
+    "from_flax",
+    "from_functions",
+    "from_torch",
+    "load_dataset",
+    "train",
+]
 
 _WHERE = {
     "train": ("fedveil.api", "train"),
     "federation": ("fedveil.api", "federation"),
     "from_arrays": ("fedveil.data.arrays", "from_arrays"),
     "load_dataset": ("fedveil.data.load", "load"),
+    "from_functions": ("fedveil.models.adapters", "from_functions"),
+    "from_flax": ("fedveil.models.adapters", "from_flax"),
+    "from_equinox": ("fedveil.models.adapters", "from_equinox"),
+    "from_torch": ("fedveil.models.adapters", "from_torch"),
 }
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.assemble import Federation, prepare
 from fedveil.config import Config, from_dict, load
 from fedveil.data.arrays import from_arrays
 from fedveil.data.dataset import Dataset
 from fedveil.errors import ConfigError
-from fedveil.federation import Federation, prepare
 from fedveil.models.net import Model
 from fedveil.runs import RunFolder
 from fedveil.training import Result
@@ -32,7 +32,7 @@ def federation(settings: Settings = None, *, data: Arrays | None = None, model: 
     config = _config(settings)
     dataset = None
     if data is not None:
-        dataset = data if isinstance(data, Dataset) else from_arrays(*data)
+        dataset = data if isinstance(data, Dataset) else _from_sequence(data)
         config = config.model_copy(update={"data": config.data.model_copy(update={"name": "file", "file": IN_MEMORY})})
     return prepare(config, dataset=dataset, model=model)
 
@@ -57,6 +57,14 @@ def train(
     if out is not None and run is None:
         run = RunFolder.create(Path(out))
     return _train(ready, run, progress)
+
+
+def _from_sequence(data: Sequence[np.ndarray]) -> Dataset:
+    if len(data) == 2:
+        return from_arrays(data[0], data[1])
+    if len(data) == 4:
+        return from_arrays(data[0], data[1], data[2], data[3])
+    raise ConfigError("data", f"{len(data)} arrays", "takes (x, y) or (x, y, x_test, y_test)")
 
 
 def _config(settings: Settings) -> Config:

@@ -46,7 +46,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 class Section(BaseModel):
     """A section of the config: unknown keys and sloppy types are refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -54,7 +54,7 @@ class DataConfig(Section):
 
     name: str = Field("digits", description="dataset")
     partition: str | None = Field(None, description="how examples lie with clients (shards; by dataset)")
-    clients: int = Field(100, ge=1, description="number of clients, K")
+    clients: int = Field(100, ge=1, le=10_000_000, description="number of clients, K")
     per_client: int | None = Field(None, ge=1, description="examples per client, N_i (by dataset)")
     classes_per_client: int | None = Field(None, ge=1, description="classes or shards per client (2; LFW 15)")
     alpha: float = Field(0.5, gt=0, description="Dirichlet concentration, for dirichlet and quantity")
@@ -89,11 +89,13 @@ class Budget(Section):
 class TrainConfig(Section):
     """`[train]`: the federated training."""
 
-    rounds: int | None = Field(None, ge=1, description="rounds, T (by dataset)")
-    per_round: int | None = Field(None, ge=1, description="clients per round, Kt (a tenth of the clients)")
+    rounds: int | None = Field(None, ge=1, le=10_000_000, description="rounds, T (by dataset)")
+    per_round: int | None = Field(
+        None, ge=1, le=10_000_000, description="clients per round, Kt (a tenth of the clients)"
+    )
     sampling: str = Field("auto", description="how clients are drawn: fixed, poisson, with-replacement")
-    local_steps: int | None = Field(None, ge=1, description="local iterations, L (by dataset)")
-    local_epochs: int | None = Field(None, ge=1, description="local epochs, instead of local_steps")
+    local_steps: int | None = Field(None, ge=1, le=1_000_000, description="local iterations, L (by dataset)")
+    local_epochs: int | None = Field(None, ge=1, le=100_000, description="local epochs, instead of local_steps")
     batch: int | None = Field(None, ge=1, description="local batch size, B (by dataset)")
     batching: str = Field("auto", description="how batches are drawn: shuffle, poisson, without-replacement")
     lr: float | None = Field(None, gt=0, description="local learning rate, η (by dataset)")
@@ -229,8 +231,8 @@ def from_dict(document: dict[str, Any]) -> Config:
     chunk = config.speed.chunk
     if isinstance(chunk, int) and chunk < 1:
         raise ConfigError("speed.chunk", chunk, "takes 'auto' or a whole number of clients, 1 or more")
-    if any(width < 1 for width in config.model.hidden):
-        raise ConfigError("model.hidden", config.model.hidden, "takes widths of 1 or more, for example [64, 32]")
+    if any(not 1 <= width <= 65_536 for width in config.model.hidden):
+        raise ConfigError("model.hidden", config.model.hidden, "takes widths of 1 or more, up to 65536: [64, 32], say")
     _check_defenses(config.defense)
     return config
 

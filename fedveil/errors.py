@@ -20,6 +20,12 @@ class RunError(FedveilError):
     """Something failed while running."""
 
 
+class Interrupted(FedveilError):
+    """The user asked to stop; the message says how to go on."""
+
+    exit_code = 130
+
+
 class DataError(FedveilError):
     """A dataset is missing, damaged or unfit for what was asked."""
 

@@ -55,6 +55,15 @@ def named_leaves(tree: Tree) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds: the state as numpy arrays, rounds done, seconds spent."""
+
+    state: Tree
+    round: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class RunFolder:
     """Reads and writes the files of one run."""
 
@@ -106,15 +115,15 @@ class RunFolder:
         """Updates `run.json`."""
         write_text(self.path / "run.json", to_json({**self.read_info(), **changes}, indent=2) + "\n")
 
-    def save(self, state: Tree, round_: int) -> None:
+    def save(self, state: Tree, round_: int, seconds: float) -> None:
         """Replaces the checkpoint: waits for the device, writes, syncs, renames."""
         arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(jax.device_get(state)).items()}
-        arrays["#round"] = np.asarray(round_)
+        arrays |= {"#round": np.asarray(round_), "#seconds": np.asarray(seconds)}
         savez: Callable[..., None] = np.savez
         write_atomic(self.checkpoint, lambda file: savez(file, **arrays))
 
-    def restore(self, like: Tree) -> tuple[Tree, int] | None:
-        """The checkpointed state as numpy arrays in the shape of `like`, and its round; None without a checkpoint."""
+    def restore(self, like: Tree) -> Checkpoint | None:
+        """The checkpoint, its state in the shape of `like`; None where there is none yet."""
         if not self.checkpoint.exists():
             return None
         try:
@@ -123,11 +132,16 @@ class RunFolder:
         except Exception as error:
             raise RunError(f"{self.checkpoint} is damaged ({error}): delete it to start this run anew") from None
         wanted = named_leaves(like)
+        wanted_names = {*wanted, "#round", "#seconds"}
+        if set(arrays) != wanted_names:
+            odd = sorted(wanted_names.symmetric_difference(arrays))[0]
+            raise RunError(f"{self.checkpoint} does not fit the config: '{odd}' differs; was config.toml edited?")
         for name, leaf in wanted.items():
-            if name not in arrays or arrays[name].shape != leaf.shape or arrays[name].dtype != leaf.dtype:
+            if arrays[name].shape != leaf.shape or arrays[name].dtype != leaf.dtype:
                 raise RunError(f"{self.checkpoint} does not fit the config: '{name}' differs; was config.toml edited?")
         restored = [arrays[name] for name in wanted]
-        return jax.tree.unflatten(jax.tree.structure(like), restored), int(arrays["#round"])
+        state = jax.tree.unflatten(jax.tree.structure(like), restored)
+        return Checkpoint(state, int(arrays["#round"]), float(arrays["#seconds"]))
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         """Adds lines to the metrics."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+from fedveil.assemble import Federation, prepare
 from fedveil.config import load, to_toml
-from fedveil.federation import Federation, prepare
+from fedveil.errors import Interrupted
 from fedveil.models.layers import Params
 from fedveil.privacy import ledger
 from fedveil.rounds.server import ServerState
@@ -50,12 +54,30 @@ class Result:
         }
 
 
-class Stopped(KeyboardInterrupt):
-    """Training was interrupted; the run folder can be resumed."""
+class SoftStop:
+    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the round in progress; a second one stops at once.
 
-    def __init__(self, rounds: int, run: Path | None):
-        self.rounds, self.run = rounds, run
-        super().__init__(f"stopped after {rounds} rounds")
+    Outside the main thread signals cannot be caught, and nothing changes.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> SoftStop:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.wanted:
+            raise KeyboardInterrupt
+        self.wanted = True
 
 
 def train(
@@ -81,32 +103,39 @@ class _Training:
         self.waiting: list[RoundReport] = []
         self.last_flush = self.last_save = time.monotonic()
         self.save_cost = 0.0
+        self.started, self.compiled, self.earlier = time.monotonic(), 0.0, 0.0
 
     def go(self) -> Result:
         rounds = self.federation.config.train.rounds
         every = self.federation.config.train.eval_every
         assert rounds is not None and every is not None
         state, done = self._begin()
-        started, compiled = time.monotonic(), self.simulator.compile_seconds
+        self.started, self.compiled = time.monotonic(), self.simulator.compile_seconds
         scores = None
-        try:
+        with SoftStop() as stop:
             while done < rounds:
                 state, report = self.simulator.round(state, done)
                 self.waiting.append(report)
                 done += 1
                 scores = self.simulator.evaluate(state.params) if done % every == 0 or done == rounds else None
-                self._flush(scores, done)
-                self._checkpoint(state, done, final=done == rounds)
-        except KeyboardInterrupt:
-            self._flush(None, done, now=True)
-            self._checkpoint(state, done, final=True)
-            if self.run is not None:
-                self.run.write_info(status="stopped", rounds_done=done)
-            raise Stopped(done, self.run.path if self.run else None) from None
+                self._flush(scores)
+                self._checkpoint(state, done, final=done == rounds or stop.wanted)
+                if stop.wanted and done < rounds:
+                    raise self._stopped(done, rounds)
         accuracy, loss = scores or self.simulator.evaluate(state.params)
-        compile_seconds = self.simulator.compile_seconds - compiled
-        seconds = time.monotonic() - started - compile_seconds
-        return self._finish(state, accuracy, loss, rounds, seconds, compile_seconds)
+        return self._finish(state, accuracy, loss, rounds)
+
+    def _stopped(self, done: int, rounds: int) -> Interrupted:
+        if self.run is None:
+            return Interrupted(f"stopped after {done} of {rounds} rounds")
+        self.run.write_info(status="stopped", rounds_done=done)
+        remedy = f"go on with: fedveil train --resume {self.run.path}"
+        return Interrupted(f"stopped after {done} of {rounds} rounds; {remedy}")
+
+    def _seconds(self) -> tuple[float, float]:
+        """Time spent training so far, earlier sittings of a resumed run included, and time spent compiling."""
+        compiling = self.simulator.compile_seconds - self.compiled
+        return self.earlier + time.monotonic() - self.started - compiling, compiling
 
     def _begin(self) -> tuple[ServerState, int]:
         """The state to start from, and how many rounds it has behind it."""
@@ -117,18 +146,23 @@ class _Training:
             write_text(self.run.config, to_toml(self.federation.config))
         restored = self.run.restore(state)
         if restored is not None:
-            state, done = self.simulator.adopt(restored[0]), restored[1]
+            state, done, self.earlier = self.simulator.adopt(restored.state), restored.round, restored.seconds
         self.run.rewind(done)
         self.history = self.run.read_metrics()
-        self.run.write_info(status="running", rounds_done=done, note=self.federation.dataset.note, **environment())
+        self.run.write_info(
+            status="running",
+            rounds_done=done,
+            note=self.federation.dataset.note,
+            own_model=self.federation.own_model,
+            **environment(),
+        )
         return state, done
 
-    def _flush(self, scores: tuple[float, float] | None, done: int, now: bool = False) -> None:
+    def _flush(self, scores: tuple[float, float] | None, now: bool = False) -> None:
         """Turns finished rounds into metrics rows; waits for the device, so not after every round of a fast run."""
         if not (now or scores or time.monotonic() - self.last_flush > 0.5):
             return
         rows = [report.row() for report in self.waiting]
-        self.waiting = []
         if scores and rows:
             rows[-1] |= {"accuracy": scores[0], "loss": scores[1]}
         for row in rows:
@@ -138,22 +172,22 @@ class _Training:
                 self.progress(row)
         if self.run is not None:
             self.run.append(rows)
+        self.waiting = []
         self.last_flush = time.monotonic()
 
     def _checkpoint(self, state: ServerState, done: int, final: bool) -> None:
         """Saves as often as costs at most a twentieth of the time; metrics first, so that they are never behind."""
         if self.run is None or not (final or time.monotonic() - self.last_save >= 20 * self.save_cost):
             return
-        self._flush(None, done, now=True)
+        self._flush(None, now=True)
         self.simulator.block(state)
         waited = time.monotonic()
-        self.run.save(state, done)
+        self.run.save(state, done, self._seconds()[0])
         self.last_save = time.monotonic()
         self.save_cost = max(self.last_save - waited, 0.002)
 
-    def _finish(
-        self, state: ServerState, accuracy: float, loss: float, rounds: int, seconds: float, compile_seconds: float
-    ) -> Result:
+    def _finish(self, state: ServerState, accuracy: float, loss: float, rounds: int) -> Result:
+        seconds, compile_seconds = self._seconds()
         result = Result(
             accuracy=accuracy,
             split=self.federation.dataset.held_out_name,

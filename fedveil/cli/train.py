@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -55,10 +54,6 @@ class Bar:
             self.bar.update(self.task, scores=f"accuracy {row['accuracy']:.4f}  loss {row['loss']:.4f}")
 
 
-def _stop_softly(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def run_train(file: str | None, settings: list[str], out: str | None, resume: str | None, json: bool) -> None:
     """Trains, or goes on with a run; writes the run folder; prints the result."""
     if resume is not None:
@@ -84,26 +79,23 @@ def _resumed(resume: str, out: str | None) -> Path:
 
 def _train(config: Config | None, path: Path | None, json: bool, title: str = "Training") -> None:
     """With a config: a new run. Without: the run in `path` goes on."""
-    from fedveil.federation import prepare
+    from fedveil.assemble import prepare
     from fedveil.runs import RunFolder, default_path
-    from fedveil.training import Stopped, train
+    from fedveil.training import train
 
     if config is None:
         assert path is not None
         run = RunFolder.open(path)
+        if run.read_info().get("own_model"):
+            takes = "was trained with a model of its own: go on with it from Python, fedveil.train(..., resume=True)"
+            raise ConfigError("--resume", str(path), takes)
         federation = prepare(load(run.config))
     else:
         federation = prepare(config)
         names = "+".join(d["name"] for d in config.defense)
         run = RunFolder.create(path or default_path(f"{config.data.name}-{names}"))
-    signal.signal(signal.SIGTERM, _stop_softly)
-    rounds = federation.config.train.rounds or 0
-    try:
-        with Bar(rounds) as bar:
-            result = train(federation, run, bar)
-    except Stopped as stop:
-        remedy = f"stopped after {stop.rounds} of {rounds} rounds; go on with: fedveil train --resume {run.path}"
-        raise KeyboardInterrupt(remedy) from None
+    with Bar(federation.config.train.rounds or 0) as bar:
+        result = train(federation, run, bar)
     if json:
         show.print_json(result.as_dict())
         return

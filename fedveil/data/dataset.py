@@ -8,6 +8,8 @@ import numpy as np
 
 from fedveil.errors import DataError
 
+MOST_CLASSES = 100_000  # a label beyond this is a slip (an id, a time), and a model of that width would fill the memory
+
 
 @dataclass(frozen=True)
 class Part:
@@ -63,8 +65,12 @@ def check_arrays(x: np.ndarray, y: np.ndarray, where: str) -> Part:
         raise DataError(f"{where}: x has shape {x.shape}; give at least one example, shape [n, ...features]")
     if y.shape != (len(x),):
         raise DataError(f"{where}: y has shape {y.shape}; give one label for each of the {len(x)} examples of x")
-    if y.dtype.kind not in "iu" and not np.all(y == np.floor(y)):
+    if y.dtype.kind not in "iufb":
+        raise DataError(f"{where}: labels are {y.dtype}; give whole numbers 0, 1, 2, ...")
+    if y.dtype.kind == "f" and not np.all(y == np.floor(y)):
         raise DataError(f"{where}: labels are {y.dtype} with fractions; give whole numbers 0, 1, 2, ...")
+    if not np.isfinite(y).all() or y.max() >= MOST_CLASSES:
+        raise DataError(f"{where}: the largest label is {y.max()}; give whole numbers below {MOST_CLASSES:,}")
     if y.min() < 0:
         raise DataError(f"{where}: the smallest label is {y.min()}; labels count from 0")
     if x.dtype != np.uint8:

@@ -54,7 +54,9 @@ MODELS: dict[str, ModelInfo] = {
             images=True,
             activation="sigmoid",
         ),
-        ModelInfo("mlp", "fully connected, one or two hidden layers", (*_COMMON, "hidden"), images=False),
+        ModelInfo(
+            "mlp", "fully connected; `hidden` gives the widths of the hidden layers", (*_COMMON, "hidden"), images=False
+        ),
         ModelInfo("logistic", "multinomial logistic regression", ("init",), images=False),
         ModelInfo(
             "resnet20",

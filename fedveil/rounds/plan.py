@@ -8,13 +8,14 @@ batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import bdtrc
 
 from fedveil.data.partition import Partition
+from fedveil.defenses.base import Setting
 from fedveil.rounds import keys
 
 
@@ -30,10 +31,22 @@ class Cohort:
 
 
 def draw_cohort(
-    seed: int, round_: int, *, clients: int, per_round: int, sampling: str, dropout: float = 0.0, late: float = 0.0
+    seed: int,
+    round_: int,
+    setting: Setting,
+    dropout: float = 0.0,
+    late: float = 0.0,
+    select: Callable[[np.random.Generator, int, Setting], np.ndarray] | None = None,
 ) -> Cohort:
-    """Draws a round's clients and its simulated faults; each client's fault has its own key."""
-    chosen = draw_clients(keys.host(seed, "cohort", round_), clients, per_round, sampling)
+    """Draws a round's clients (by `select` where a defence fills it in) and its simulated faults.
+
+    Each client's fault has its own key.
+    """
+    rng = keys.host(seed, "cohort", round_)
+    if select is not None:
+        chosen = np.sort(select(rng, round_, setting))
+    else:
+        chosen = draw_clients(rng, setting.clients, setting.per_round, setting.sampling)
     lost = _coins(seed, "lost", round_, chosen, dropout)
     kept = chosen[~lost]
     return Cohort(kept, _occurrences(kept), _coins(seed, "late", round_, kept, late), len(chosen), int(lost.sum()))

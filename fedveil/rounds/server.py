@@ -125,7 +125,7 @@ def _add_weighted(total: Tree, weight: Array, message: Tree) -> Tree:
 
 
 def advance(task: Task, rule: ServerRule, state: ServerState, summed: Sum, round_key: Array, lr: Array) -> ServerState:
-    """The server's step: mean of the messages, momentum, new model. With no messages the model stays as it is."""
+    """The server's step: mean of the messages, momentum, new model. No messages means no change beyond momentum."""
     total, weight = summed.total, summed.weight
     if rule.keeps_late:
         total = jax.tree.map(jnp.add, total, state.late["total"])

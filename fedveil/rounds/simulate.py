@@ -20,6 +20,7 @@ import numpy as np
 
 from fedveil.data.dataset import Dataset
 from fedveil.data.partition import Partition
+from fedveil.defenses.base import filters
 from fedveil.errors import RunError
 from fedveil.models.layers import Array, Params
 from fedveil.rounds import client as client_part
@@ -155,15 +156,14 @@ class Simulator:
     @_precise
     def round(self, state: ServerState, number: int) -> tuple[ServerState, RoundReport]:
         """One round. `number` is `state.round` as a plain number, so that nothing waits for the device."""
-        setting = self.task.setting
+        stages = filters(self.task.defenses, "select")
         cohort = plan.draw_cohort(
             self.seed,
             number,
-            clients=setting.clients,
-            per_round=setting.per_round,
-            sampling=setting.sampling,
-            dropout=self.faults.dropout,
-            late=self.faults.late,
+            self.task.setting,
+            self.faults.dropout,
+            self.faults.late,
+            select=stages[0] if stages else None,
         )
         round_key, lr = self.round_key(number), jnp.asarray(self.schedule.at(number), self.task.dtype)
         collect = self._collect_vectorised if self.engine == "vectorised" else self._collect_reference
@@ -229,7 +229,7 @@ class Simulator:
 
         Nothing is recorded while training: draws are keyed by (round, client, step), so that a client's round can be
         computed again, with the taps open, from the state it started from. Returned per tap: `example` and `batch` a
-        dict by step, `client`, `server` and `broadcast` one tree, `release` the model.
+        dict by step, `client`, `server` and `broadcast` one tree, `release` the model, all as numpy arrays.
         """
         unknown = taps - set(TAPS)
         if unknown:
@@ -257,7 +257,7 @@ class Simulator:
         found |= outside.values
         if "release" in taps:
             found["release"] = state.params
-        return found
+        return jax.device_get(found)
 
     # --- evaluation
 

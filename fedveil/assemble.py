@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 
 from fedveil.config import Config, resolve
@@ -29,6 +30,7 @@ class Federation:
     dataset: Dataset
     partition: Partition
     simulator: Simulator
+    own_model: bool = False  # the caller's own network: the config's [model] does not describe it
 
 
 def prepare(config: Config, *, dataset: Dataset | None = None, model: Model | None = None) -> Federation:
@@ -68,7 +70,7 @@ def prepare(config: Config, *, dataset: Dataset | None = None, model: Model | No
         engine=speed.engine,
         chunk=None if speed.chunk == "auto" else speed.chunk,
     )
-    return Federation(config, dataset, partition, simulator)
+    return Federation(config, dataset, partition, simulator, own_model=model is not None)
 
 
 def _batch_law(config: Config, partition: Partition) -> BatchLaw:
@@ -89,6 +91,8 @@ def _task(config: Config, dataset: Dataset, partition: Partition, law: BatchLaw,
             chosen.activation, chosen.init, chosen.dropout, tuple(chosen.hidden), chosen.pooling, chosen.channels
         )
         model = build(chosen.name or "cnn", dataset.shape, dataset.classes, choices)
+    else:
+        _check_model(model, dataset)
     steps = [law.steps_for(int(n)) for n in np.unique(partition.length)]
     setting = Setting(
         clients=config.data.clients,
@@ -111,6 +115,15 @@ def _task(config: Config, dataset: Dataset, partition: Partition, law: BatchLaw,
         dtype=config.speed.precision,
         ragged_steps=min(steps) != max(steps),
     )
+
+
+def _check_model(model: Model, dataset: Dataset) -> None:
+    """A caller's own model must give one logit for each class."""
+    one = np.zeros((1, *dataset.shape), np.float32)
+    logits = jax.eval_shape(lambda key, x: model.apply(model.init(key), x), jax.random.key(0), one)
+    if logits.shape != (1, dataset.classes):
+        takes = f"for a batch of one it must give logits of shape (1, {dataset.classes}), one for each class"
+        raise ConfigError("model", logits.shape, takes)
 
 
 def make_defenses(config: Config) -> tuple[Defense, ...]:

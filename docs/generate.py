@@ -1,0 +1,163 @@
+"""Writes docs/config.md and docs/names.md from the tables that check a config: `python docs/generate.py`.
+
+A test fails where the pages in the repository differ from what the tables give.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from fedveil.config import NAMES, SECTIONS, Budget, Section
+from fedveil.data.catalog import DATASETS, DatasetInfo
+from fedveil.data.partition import PARTITIONS
+from fedveil.data.split import SPLITS
+from fedveil.defenses.catalog import DEFENSES
+from fedveil.models.catalog import MODELS
+from fedveil.privacy.taps import TAPS
+
+HERE = Path(__file__).parent
+MADE = "<!-- Made by docs/generate.py: change the tables in fedveil/, not this page. -->"
+
+CONFIG_HEAD = """\
+A config is a TOML file, any number of `-s section.key=value` settings, or both; settings win. In Python the same words are
+nested dicts. Unknown sections, keys and names are refused, and so is an option that belongs to another dataset, partition
+or model than the chosen one. A key without a default here gets one from the dataset or from another key, as its description
+says, or stays unset; `config.toml` in the run folder says what was taken."""
+
+NAMES_HEAD = "What configs take where they take a name. `fedveil list KIND` prints the same tables."
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines] + [""]
+
+
+def code(values: Iterable[object]) -> str:
+    return ", ".join(f"`{value}`" for value in values)
+
+
+# --- config.md
+
+
+def config_page() -> str:
+    lines = [MADE, "", "# Config", "", CONFIG_HEAD, ""]
+    for name, section in SECTIONS.items():
+        lines += [f"## `[{name}]`", "", _sentence(section), "", *_keys(name, section)]
+        if name == "train":
+            lines += ["### `train.budget`", "", _sentence(Budget), "", *_keys("train.budget", Budget)]
+    lines += [
+        "## `[defense]`",
+        "",
+        "One defence, or several in order as `[[defense]]`. On the command line `-s defense.key=value` sets the first, "
+        "`-s defense.1.key=value` the second. `name` says which; the other keys are the defence's own.",
+        "",
+        *table(("name", "keys"), ((f"`{info.name}`", code(info.keys) or "none") for info in DEFENSES.values())),
+    ]
+    return "\n".join(lines)
+
+
+def _sentence(section: type[Section]) -> str:
+    """A section's docstring without the name that the heading already has."""
+    text = (section.__doc__ or "").partition(": ")[2].strip()
+    return text[:1].upper() + text[1:]
+
+
+def _keys(name: str, section: type[Section]) -> list[str]:
+    rows = [
+        (f"`{key}`", _default(field), _takes(f"{name}.{key}", field), field.description or "")
+        for key, field in section.model_fields.items()
+    ]
+    return table(("key", "default", "takes", "what"), rows)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    return "" if value is None else f"`{json.dumps(value)}`"
+
+
+def _takes(key: str, field: FieldInfo) -> str:
+    if key in NAMES:
+        return code(NAMES[key])
+    kinds = " or ".join(_kind(kind) for kind in _members(field.annotation))
+    limits = [text for constraint in field.metadata if (text := _limit(constraint))]
+    return ", ".join([kinds, *limits])
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The types of a union, but None."""
+    if get_origin(annotation) in (Union, UnionType):
+        return [kind for kind in get_args(annotation) if kind is not type(None)]
+    return [annotation]
+
+
+def _kind(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return code(get_args(kind))
+    if get_origin(kind) is list:
+        return "list of " + {int: "whole numbers"}.get(get_args(kind)[0], "values")
+    words = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`"}
+    return words.get(kind, "table")
+
+
+def _limit(constraint: Any) -> str:
+    words = {"ge": "from {}", "gt": "above {}", "le": "to {}", "lt": "below {}"}
+    words |= {"min_length": "at least {} of them", "max_length": "at most {} of them"}
+    found = [(name, getattr(constraint, name, None)) for name in words]
+    return ", ".join(words[name].format(value) for name, value in found if value is not None)
+
+
+# --- names.md
+
+
+def names_page() -> str:
+    lines = [MADE, "", "# Names", "", NAMES_HEAD, ""]
+    lines += ["## Datasets", "", *_described(DATASETS.values())]
+    lines += ["What each is trained with where the config does not say:", "", *_training(DATASETS.values())]
+    notes = [f"- `{info.name}`: {info.note}." for info in DATASETS.values() if info.note]
+    lines += ["What a reader of results on them must know:", "", *notes, ""]
+    lines += ["## Splits", "", *table(("name", "what"), ((f"`{n}`", text) for n, text in SPLITS.items()))]
+    lines += ["## Partitions", "", *_described(PARTITIONS.values())]
+    lines += ["## Models", "", *_described(MODELS.values())]
+    lines += ["## Defences", "", *_described(DEFENSES.values())]
+    lines += ["## Taps", "", *table(("name", "what"), ((f"`{n}`", text) for n, text in TAPS.items()))]
+    return "\n".join(lines)
+
+
+def _described(infos: Iterable[Any]) -> list[str]:
+    return table(("name", "what", "keys"), ((f"`{i.name}`", i.summary, code(i.keys)) for i in infos))
+
+
+def _training(infos: Iterable[DatasetInfo]) -> list[str]:
+    head = ("dataset", "model", "partition", "examples per client", "rounds", "local steps", "batch", "learning rate")
+    rows = (
+        (
+            f"`{i.name}`",
+            f"`{i.model}`",
+            f"`{i.partition}`",
+            "by partition" if i.per_client is None else str(i.per_client),
+            str(i.rounds),
+            str(i.local_steps),
+            str(i.batch),
+            str(i.lr),
+        )
+        for i in infos
+        if i.trainable
+    )
+    return table(head, rows)
+
+
+PAGES = {"config.md": config_page, "names.md": names_page}
+
+if __name__ == "__main__":
+    for page, make in PAGES.items():
+        (HERE / page).write_text(make(), encoding="utf-8")
+        print(HERE / page)

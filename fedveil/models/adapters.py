@@ -1,0 +1,310 @@
+"""Models from elsewhere as Fedveil models: plain functions, Flax, Equinox, PyTorch.
+
+A round wants parameters as a dict of layers (layer → dict of arrays), because defences clip layer by layer. Frameworks
+keep them in trees of their own. So each array gets two names from its path in the framework's tree: the last part is its
+name, what comes before is its layer. `apply` puts the tree together again.
+
+What a model computes for one example must not depend on the others of the batch: a gradient of a single example would
+have no meaning. Modules that carry state across examples are therefore refused. The frameworks themselves are imported
+only when asked for; none is a dependency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedveil.errors import ConfigError
+from fedveil.models.layers import (
+    Activation,
+    Array,
+    Conv,
+    Dense,
+    Dropout,
+    Flatten,
+    Layer,
+    Params,
+    Pool,
+    Shape,
+)
+from fedveil.models.net import Net
+
+Tree = Any
+TOP = "top"  # the layer of arrays that lie at the root of a tree
+_MIXES = (
+    "keeps state across examples ({}), so that one example's gradient depends on others: use GroupNorm or LayerNorm"
+)
+
+
+# --- names -------------------------------------------------------------------------------------------------------
+
+
+def two_names(path: tuple[Any, ...]) -> tuple[str, str]:
+    """Layer and name of an array by its path in a tree: `Block_0/Dense_0` and `kernel`."""
+    parts = [jax.tree_util.keystr((part,), simple=True) for part in path]
+    return "/".join(parts[:-1]) or TOP, parts[-1] if parts else "value"
+
+
+def to_layers(tree: Tree) -> Params:
+    """Any tree of arrays as a dict of layers."""
+    params: Params = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        layer, name = two_names(path)
+        params.setdefault(layer, {})[name] = leaf
+    return params
+
+
+def _structure(tree: Tree) -> tuple[Any, tuple[tuple[str, str], ...]]:
+    """A tree's structure and the two names of each leaf; refuses what cannot be trained or named."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    names = tuple(two_names(path) for path, _ in leaves)
+    if not names:
+        raise ConfigError("model", None, "has no parameters: give a model with at least one array to train")
+    for (layer, name), (_, leaf) in zip(names, leaves, strict=True):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            takes = "parameters are floating-point arrays: keep other values out of init's result"
+            raise ConfigError("model", f"{layer}/{name}: {jnp.result_type(leaf)}", takes)
+    if len(set(names)) < len(names):
+        twice = next(n for n in names if names.count(n) > 1)
+        raise ConfigError("model", "/".join(twice), "names two arrays at once: rename one of them")
+    return structure, names
+
+
+@dataclass(frozen=True)
+class TreeModel:
+    """A model whose own parameters are some tree of arrays."""
+
+    make: Callable[[Array], Tree]
+    call: Callable[[Tree, Array], Array]
+    structure: Any = field(repr=False, compare=False)
+    names: tuple[tuple[str, str], ...] = field(repr=False, compare=False)
+
+    def init(self, key: Array) -> Params:
+        return to_layers(self.make(key))
+
+    def apply(self, params: Params, x: Array) -> Array:
+        return self.call(self.tree(params), x)
+
+    def tree(self, params: Params) -> Tree:
+        """The parameters as the framework holds them: for going on there after training."""
+        return jax.tree.unflatten(self.structure, [params[layer][name] for layer, name in self.names])
+
+
+# --- JAX frameworks ----------------------------------------------------------------------------------------------
+
+
+def from_functions(init: Callable[[Array], Tree], apply: Callable[[Tree, Array], Array]) -> TreeModel:
+    """A model from `init(key)`, which gives any tree of float arrays, and `apply(tree, x)`, logits for a batch."""
+    return TreeModel(init, apply, *_structure(jax.eval_shape(init, jax.random.key(0))))
+
+
+def from_flax(module: Any, example: Any) -> TreeModel:
+    """A `flax.linen` module; `example` is a batch to infer shapes from, such as `x[:1]`.
+
+    Modules with more than parameters (BatchNorm's running statistics) are refused. The modules of `flax.nnx` hold their
+    own arrays and are not taken: wrap them with `from_functions`.
+    """
+    from flax import linen
+
+    if not isinstance(module, linen.Module):
+        raise ConfigError("model", type(module).__name__, "takes a flax.linen module; wrap others with from_functions")
+    example = jnp.asarray(example, jnp.float32)
+    others = set(jax.eval_shape(module.init, jax.random.key(0), example)) - {"params"}
+    if others:
+        raise ConfigError("model", type(module).__name__, _MIXES.format(", ".join(sorted(others))))
+
+    def call(params: Tree, x: Array) -> Array:
+        logits: Any = module.apply({"params": params}, x)
+        return logits
+
+    return from_functions(lambda key: dict(module.init(key, example)).get("params", {}), call)
+
+
+def from_equinox(make: Callable[[Array], Any]) -> TreeModel:
+    """An Equinox module as `make(key)` builds it, called on one example (images are height × width × channels)."""
+    import equinox
+
+    def is_state(leaf: Any) -> bool:
+        return isinstance(leaf, equinox.nn.StateIndex)
+
+    module = make(jax.random.key(0))
+    if any(is_state(leaf) for leaf in jax.tree.leaves(module, is_leaf=is_state)):
+        raise ConfigError("model", type(module).__name__, _MIXES.format("equinox.nn.State"))
+    static = equinox.filter(module, equinox.is_inexact_array, inverse=True)
+
+    def call(trained: Tree, x: Array) -> Array:
+        return jax.vmap(equinox.combine(trained, static))(x)
+
+    return from_functions(lambda key: equinox.filter(make(key), equinox.is_inexact_array), call)
+
+
+# --- PyTorch -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StartedNet(Net):
+    """A network of our own layers that starts from given weights."""
+
+    weights: Callable[[], Params] = field(kw_only=True)
+
+    def init(self, key: Array) -> Params:
+        return self.weights()
+
+
+@dataclass
+class _Torch:
+    """A translation under way: our layers so far, their weights, and what shape the next layer sees."""
+
+    shape: Shape
+    layers: list[Layer] = field(default_factory=list)
+    weights: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    flattened: Shape | None = None  # the image shape before Flatten, until a Linear has been permuted for it
+    seen: set[int] = field(default_factory=set)  # ids of modules with weights
+
+    def add(self, layer: Layer) -> None:
+        self.layers.append(layer)
+        self.shape = layer.out_shape(self.shape)
+
+
+def from_torch(sequential: Any, input_shape: Shape) -> StartedNet:
+    """A `torch.nn.Sequential` of common layers as a network of our own that starts from its weights.
+
+    `input_shape` is that of one example here: (height, width, channels) or (features,). PyTorch's order, channels first,
+    is turned into ours, and the first Linear after a Flatten is permuted to match.
+    """
+    from torch import nn
+
+    if type(sequential) is not nn.Sequential:
+        raise ConfigError("model", type(sequential).__name__, "takes a torch.nn.Sequential")
+    so_far = _Torch(tuple(input_shape))
+    for name, layer in _modules(sequential):
+        translate = _TRANSLATORS.get(type(layer).__name__)
+        if translate is None or type(layer) is not getattr(nn, type(layer).__name__, None):
+            known = ", ".join(_TRANSLATORS)
+            raise ConfigError("model", _label(name, layer), f"cannot be translated; takes layers of: {known}")
+        translate(so_far, name, layer)
+        if min(so_far.shape) < 1:
+            raise ConfigError("model", _label(name, layer), f"leaves nothing of inputs of shape {tuple(input_shape)}")
+    if len(so_far.shape) != 1 or so_far.flattened is not None or not so_far.weights:
+        raise ConfigError(
+            "model", type(sequential).__name__, "takes a Sequential that ends in logits: end it in a Linear"
+        )
+    weights = so_far.weights
+
+    def start() -> Params:
+        return {layer: {name: jnp.asarray(a) for name, a in arrays.items()} for layer, arrays in weights.items()}
+
+    return StartedNet(tuple(so_far.layers), tuple(input_shape), weights=start)
+
+
+def _modules(sequential: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Layers by name, those of nested Sequentials too; `named_children` would leave out a layer used twice."""
+    for name, layer in sequential._modules.items():
+        if type(layer).__name__ == "Sequential":
+            yield from _modules(layer, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", layer
+
+
+def _label(name: str, layer: Any) -> str:
+    return f"{name}: {type(layer).__name__}"
+
+
+def _need(name: str, layer: Any, holds: bool, takes: str) -> None:
+    if not holds:
+        raise ConfigError("model", f"{name}: {layer}", takes)
+
+
+def _pair(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value, value)
+
+
+def _weights(so_far: _Torch, name: str, layer: Any) -> dict[str, np.ndarray]:
+    """A layer's arrays as PyTorch has them, `w` and perhaps `b`."""
+    _need(
+        name, layer, id(layer) not in so_far.seen, "stands twice in the Sequential: shared weights cannot be translated"
+    )
+    so_far.seen.add(id(layer))
+    named = {"w": layer.weight} if layer.bias is None else {"w": layer.weight, "b": layer.bias}
+    _need(name, layer, all(p.requires_grad for p in named.values()), "is frozen; every layer is trained here")
+    return {key: p.detach().cpu().double().numpy().copy() for key, p in named.items()}
+
+
+def _linear(so_far: _Torch, name: str, layer: Any) -> None:
+    _need(
+        name, layer, so_far.shape == (layer.in_features,), f"gets inputs of shape {so_far.shape}: is a Flatten missing?"
+    )
+    arrays = _weights(so_far, name, layer)
+    w = arrays["w"].T  # [in, out]
+    if so_far.flattened is not None:
+        height, width, channels = so_far.flattened
+        w = w.reshape(channels, height, width, -1).transpose(1, 2, 0, 3).reshape(w.shape)
+        so_far.flattened = None
+    so_far.weights[name] = {**arrays, "w": w}
+    so_far.add(Dense(name, layer.out_features, layer.bias is not None))
+
+
+def _conv(so_far: _Torch, name: str, layer: Any) -> None:
+    (kernel, other), (stride, across) = _pair(layer.kernel_size), _pair(layer.stride)
+    sides = {"valid": (0, 0), "same": ((kernel - 1) / 2,) * 2}
+    padding, aside = sides[layer.padding] if isinstance(layer.padding, str) else _pair(layer.padding)
+    _need(name, layer, kernel == other and stride == across, "takes a square kernel and one stride")
+    _need(name, layer, padding == aside == int(padding), "takes the same padding on all four sides")
+    plain = layer.groups == 1 and set(_pair(layer.dilation)) == {1} and layer.padding_mode == "zeros"
+    _need(name, layer, plain, "takes groups 1, dilation 1 and padding with zeros")
+    fits = len(so_far.shape) == 3 and so_far.shape[-1] == layer.in_channels
+    _need(
+        name, layer, fits, f"gets inputs of shape {so_far.shape}, which are not images of {layer.in_channels} channels"
+    )
+    arrays = _weights(so_far, name, layer)
+    so_far.weights[name] = {**arrays, "w": arrays["w"].transpose(2, 3, 1, 0)}  # OIHW to HWIO
+    so_far.add(Conv(name, layer.out_channels, kernel, stride, int(padding), layer.bias is not None))
+
+
+def _pool(so_far: _Torch, name: str, layer: Any) -> None:
+    halves = {*_pair(layer.kernel_size), *_pair(layer.stride)} == {2} and set(_pair(layer.padding)) == {0}
+    others = (getattr(layer, "divisor_override", None), set(_pair(getattr(layer, "dilation", 1))), layer.ceil_mode)
+    plain = halves and others == (None, {1}, False) and not getattr(layer, "return_indices", False)
+    _need(name, layer, plain, "takes windows of 2×2, stride 2, no padding")
+    _need(name, layer, len(so_far.shape) == 3, f"gets inputs of shape {so_far.shape}, which are no images")
+    so_far.add(Pool("max" if type(layer).__name__ == "MaxPool2d" else "mean"))
+
+
+def _flatten(so_far: _Torch, name: str, layer: Any) -> None:
+    _need(name, layer, (layer.start_dim, layer.end_dim) == (1, -1), "takes start_dim 1 and end_dim -1")
+    if len(so_far.shape) == 3:
+        so_far.flattened = so_far.shape
+        so_far.add(Flatten())
+
+
+def _dropout(so_far: _Torch, name: str, layer: Any) -> None:
+    _need(name, layer, layer.p < 1, "takes a share below 1")
+    so_far.add(Dropout(layer.p, place=len(so_far.layers)))
+
+
+def _leaky(so_far: _Torch, name: str, layer: Any) -> None:
+    _need(name, layer, layer.negative_slope == 0.01, "takes the slope 0.01")
+    so_far.add(Activation("leaky-relu"))
+
+
+def _activation(kind: str) -> Callable[[_Torch, str, Any], None]:
+    return lambda so_far, name, layer: so_far.add(Activation(kind))
+
+
+_TRANSLATORS: dict[str, Callable[[_Torch, str, Any], None]] = {
+    "Linear": _linear,
+    "Conv2d": _conv,
+    "ReLU": _activation("relu"),
+    "Sigmoid": _activation("sigmoid"),
+    "Tanh": _activation("tanh"),
+    "LeakyReLU": _leaky,
+    "MaxPool2d": _pool,
+    "AvgPool2d": _pool,
+    "Flatten": _flatten,
+    "Dropout": _dropout,
+}

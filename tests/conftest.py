@@ -1,0 +1,62 @@
+"""What several tests share: calling the command line inside the test's own process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command gave back."""
+
+    code: int
+    out: str
+    err: str
+    warned: list[str]  # warnings that a terminal would show on stderr
+
+
+@pytest.fixture(scope="session")
+def fedveil_cli() -> Callable[..., Answer]:
+    """`fedveil_cli("train", "--json", cwd=folder)`: one command, in this process, started in that folder."""
+    from fedveil.cli.main import main
+
+    def call(*arguments: object, cwd: Path) -> Answer:
+        out, err, before = io.StringIO(), io.StringIO(), Path.cwd()
+        handler = signal.getsignal(signal.SIGTERM)
+        os.chdir(cwd)
+        try:
+            with (
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(err),
+                warnings.catch_warnings(record=True) as caught,
+            ):
+                warnings.simplefilter("default")
+                for silent in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+                    warnings.simplefilter("ignore", silent)  # as Python itself does
+                code = main([str(argument) for argument in arguments])
+        finally:
+            os.chdir(before)
+            signal.signal(signal.SIGTERM, handler)
+        return Answer(code, out.getvalue(), err.getvalue(), [str(w.message) for w in caught])
+
+    return call
+
+
+@pytest.fixture
+def no_data(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A machine that holds no fetched dataset."""
+    from fedveil.data import sources
+
+    monkeypatch.setenv("FEDVEIL_DATA", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setattr(sources, "SYSTEM_FOLDERS", ())
+    yield

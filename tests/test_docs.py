@@ -1,0 +1,93 @@
+"""The pages say what the code does: generated pages are fresh, commands and examples in them work, links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+from fedveil import config
+from fedveil.cli.main import _optional_resume, app
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page, language):
+    """Code blocks of a language in a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def generator():
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def examples(language):
+    return [
+        pytest.param(text, id=f"{page.stem}-{place}")
+        for page in PAGES
+        for place, text in enumerate(blocks(page, language))
+    ]
+
+
+@pytest.mark.parametrize("page", ["config.md", "names.md"])
+def test_generated_pages_are_fresh(page):
+    made = generator().PAGES[page]()
+    assert (ROOT / "docs" / page).read_text(encoding="utf-8") == made, "run 'python docs/generate.py'"
+
+
+def commands():
+    lines = [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+    return [line for line in lines if line.startswith("fedveil ")]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_can_be_parsed(line):
+    """Each command and option exists, and its settings make a config that could be run."""
+    arguments = _optional_resume(shlex.split(line)[1:])
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        name = arguments.pop(0)
+        assert name in command.commands, f"there is no command {name!r}"
+        command = command.commands[name]
+    with command.make_context(command.name, arguments) as context:
+        settings = context.params.get("settings") or []
+    config.resolve(config.load(None, settings))
+
+
+def test_there_are_commands_to_check():
+    assert len(commands()) >= 8
+
+
+@pytest.mark.parametrize("text", examples("toml"))
+def test_toml_examples_are_configs(text):
+    config.resolve(config.from_dict(tomllib.loads(text)))
+
+
+@pytest.mark.parametrize("text", examples("python"))
+def test_python_examples_run(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(text, "example", "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_every_dependency_is_justified():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    named = [re.split(r"[\[<>=~! ]", text)[0] for text in project["dependencies"]]
+    assert re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE) == named
