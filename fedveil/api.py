@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from fedveil.assemble import Federation, prepare
-from fedveil.config import Config, from_dict, load
+from fedveil.config import SECTIONS, Config, from_dict, load, resolve
 from fedveil.data.arrays import from_arrays
 from fedveil.data.dataset import Dataset
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, show
 from fedveil.models.net import Model
 from fedveil.runs import RunFolder
 from fedveil.training import Result
@@ -29,6 +29,9 @@ def federation(settings: Settings = None, *, data: Arrays | None = None, model: 
     `settings`: nested dicts as in a config file, a `Config`, or the path of a TOML file. `data`: a `Dataset`, or arrays
     `(x, y)` or `(x, y, x_test, y_test)`. `model`: anything with `init(key)` and `apply(params, x)`.
     """
+    if model is not None and (isinstance(model, type) or not isinstance(model, Model)):
+        takes = "takes an object with init(key) and apply(params, x); the name of a model goes into the settings"
+        raise ConfigError("model", model, f"{takes}: {{'model': {{'name': ...}}}}")
     config = _config(settings)
     dataset = None
     if data is not None:
@@ -49,14 +52,29 @@ def train(
     """Trains and returns the result. With `out`, writes a run folder; with `resume` too, goes on with the run in it."""
     if resume and out is None:
         raise ConfigError("resume", resume, "needs out, the folder of the run to go on with")
-    run = None
-    if resume and out is not None:
-        run = RunFolder.open(Path(out))
-        settings = settings if settings is not None else run.config
-    ready = federation(settings, data=data, model=model)
-    if out is not None and run is None:
+    if out == "":
+        raise ConfigError("out", out, "takes the folder of a run: leave it out to write none")
+    run = RunFolder.open(Path(out)) if resume and out is not None else None
+    ready = federation(run.config if run and settings is None else settings, data=data, model=model)
+    if run is not None:
+        _check_same(ready.config, resolve(load(run.config)))
+    elif out is not None:
         run = RunFolder.create(Path(out))
     return _train(ready, run, progress)
+
+
+def _check_same(given: Config, own: Config) -> None:
+    """A run goes on as it began: other settings half way would leave a folder whose config.toml is untrue."""
+    if given == own:
+        return
+    for section in SECTIONS:
+        was = getattr(own, section).model_dump()
+        for key, value in getattr(given, section).model_dump().items():
+            if value != was[key]:
+                takes = f"the run to go on with has {show(was[key])}: leave the settings out to keep its own"
+                raise ConfigError(f"{section}.{key}", value, takes)
+    takes = f"the run to go on with has {show(own.defense)}: leave the settings out to keep its own"
+    raise ConfigError("defense", given.defense, takes)
 
 
 def _from_sequence(data: Sequence[np.ndarray]) -> Dataset:

@@ -11,15 +11,15 @@ from fedveil.config import Config, resolve
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.data.partition import Partition, make_partition
-from fedveil.defenses.base import Defense, Setting
-from fedveil.defenses.none import NoDefense
+from fedveil.defenses.base import Setting
+from fedveil.defenses.catalog import make_all
 from fedveil.errors import ConfigError
 from fedveil.models.build import Choices, build
 from fedveil.models.net import Model
 from fedveil.rounds.client import Task
 from fedveil.rounds.plan import BatchLaw
 from fedveil.rounds.server import ServerRule
-from fedveil.rounds.simulate import Faults, Schedule, Simulator
+from fedveil.rounds.simulate import Faults, Schedule, Simulator, client_weights
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,23 @@ def _task(config: Config, dataset: Dataset, partition: Partition, law: BatchLaw,
         aggregation=train.aggregation,
         weights=train.weights,
         secure_aggregation=train.secure_aggregation,
+        lr=train.lr or 1.0,
+        optimizer=train.optimizer,
+        max_weight=float(client_weights(train.weights, partition).max()),
+        smallest=int(partition.length.min()),
+        layers=len(jax.eval_shape(model.init, jax.random.key(0))),
     )
+    defenses = make_all(config.defense)
+    for defense in defenses:
+        defense.check(setting)
+        if defense.stateful and train.sampling == "with-replacement":
+            takes = f"{defense.name} remembers each client, so a client cannot take part twice in a round: use fixed"
+            raise ConfigError("train.sampling", train.sampling, takes)
     return Task(
         model=model,
         setting=setting,
         optimizer=train.optimizer,
-        defenses=make_defenses(config),
+        defenses=defenses,
         scale=dataset.scale,
         dtype=config.speed.precision,
         ragged_steps=min(steps) != max(steps),
@@ -124,8 +135,3 @@ def _check_model(model: Model, dataset: Dataset) -> None:
     if logits.shape != (1, dataset.classes):
         takes = f"for a batch of one it must give logits of shape (1, {dataset.classes}), one for each class"
         raise ConfigError("model", logits.shape, takes)
-
-
-def make_defenses(config: Config) -> tuple[Defense, ...]:
-    """The defences that the config names, in order."""
-    return tuple(NoDefense() for _ in config.defense)

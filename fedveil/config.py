@@ -16,13 +16,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedveil.data.catalog import DATASETS
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.split import SPLITS
-from fedveil.defenses.catalog import DEFENSES, PRIVATE
+from fedveil.defenses.catalog import PRIVATE, make_all, resolved
 from fedveil.errors import ConfigError, did_you_mean, unknown_name
 from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS
+from fedveil.validation import one_line
 
 SAMPLINGS = ("auto", "fixed", "poisson", "with-replacement")
 BATCHINGS = ("auto", "shuffle", "poisson", "without-replacement")
 OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
+CHUNK_TAKES = "takes 'auto' or a whole number of clients, 1 or more"
 
 # Keys that take one of a table of names; checked apart from types, so that the error can say "did you mean".
 NAMES: dict[str, tuple[str, ...]] = {
@@ -98,10 +100,12 @@ class TrainConfig(Section):
     local_epochs: int | None = Field(None, ge=1, le=100_000, description="local epochs, instead of local_steps")
     batch: int | None = Field(None, ge=1, description="local batch size, B (by dataset)")
     batching: str = Field("auto", description="how batches are drawn: shuffle, poisson, without-replacement")
-    lr: float | None = Field(None, gt=0, description="local learning rate, η (by dataset)")
-    lr_end: float | None = Field(None, gt=0, description="learning rate of the last round, reached linearly")
+    lr: float | None = Field(None, ge=1e-12, le=1e6, description="local learning rate, η (by dataset)")
+    lr_end: float | None = Field(
+        None, ge=1e-12, le=1e6, description="learning rate of the last round, reached linearly"
+    )
     optimizer: str = Field("sgd", description="local optimiser: sgd, momentum, adam, adagrad")
-    server_lr: float = Field(1.0, gt=0, description="factor on the mean update")
+    server_lr: float = Field(1.0, ge=1e-12, le=1e6, description="factor on the mean update")
     server_momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the server's step")
     aggregation: str = Field("fedsgd", description="fedsgd (mean of updates) or fedavg (mean of models)")
     weights: str = Field("uniform", description="uniform, or size (by data size)")
@@ -135,7 +139,7 @@ class Config(Section):
     model: ModelConfig = Field(default_factory=lambda: ModelConfig())
     train: TrainConfig = Field(default_factory=lambda: TrainConfig())
     speed: SpeedConfig = Field(default_factory=lambda: SpeedConfig())
-    defense: list[dict[str, Any]] = Field(default_factory=lambda: [{"name": "none"}])
+    defense: list[Any] = Field(default_factory=lambda: [{"name": "none"}])
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -151,6 +155,8 @@ SECTIONS: dict[str, type[Section]] = {
 
 def load(path: str | Path | None = None, settings: list[str] | None = None) -> Config:
     """The config of a file and of `section.key=value` settings, which win over the file."""
+    if path == "":
+        raise ConfigError("FILE", path, "takes the path of a TOML config: leave it out to train with the defaults")
     document = _read(Path(path)) if path is not None else {}
     for setting in settings or []:
         _apply(document, setting)
@@ -164,10 +170,10 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError("FILE", str(path), "no such file; give the path of a TOML config") from None
     except IsADirectoryError:
         raise ConfigError("FILE", str(path), "is a folder; give the path of a TOML config") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("FILE", str(path), f"cannot be read ({error}); give a TOML config in UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError("FILE", str(path), f"is not TOML: {error}") from None
+    except (OSError, ValueError) as error:  # not UTF-8, or a path that no file can have
+        raise ConfigError("FILE", str(path), f"cannot be read ({error}); give a TOML config in UTF-8") from None
 
 
 def _apply(document: dict[str, Any], setting: str) -> None:
@@ -195,8 +201,11 @@ def _apply_defense(document: dict[str, Any], parts: list[str], value: Any) -> No
     place = 0
     if parts[0].isdigit():
         place, parts = int(parts[0]), parts[1:]
-    if len(parts) != 1 or place > len(defenses):
+    if len(parts) != 1:
         raise ConfigError("-s", ".".join(["defense", *parts]), "takes defense.key=value or defense.N.key=value")
+    if place > len(defenses):
+        takes = f"there are {len(defenses)} defences so far: number the next one {len(defenses)}"
+        raise ConfigError("-s", f"defense.{place}.{parts[0]}", takes)
     if place == len(defenses):
         defenses.append({})
     defenses[place][parts[0]] = value
@@ -230,10 +239,10 @@ def from_dict(document: dict[str, Any]) -> Config:
         raise _one_line(error) from None
     chunk = config.speed.chunk
     if isinstance(chunk, int) and chunk < 1:
-        raise ConfigError("speed.chunk", chunk, "takes 'auto' or a whole number of clients, 1 or more")
+        raise ConfigError("speed.chunk", chunk, CHUNK_TAKES)
     if any(not 1 <= width <= 65_536 for width in config.model.hidden):
         raise ConfigError("model.hidden", config.model.hidden, "takes widths of 1 or more, up to 65536: [64, 32], say")
-    _check_defenses(config.defense)
+    make_all(config.defense)
     return config
 
 
@@ -245,49 +254,17 @@ def _check_sections(document: dict[str, Any]) -> None:
             raise ConfigError(name, section, f"is a section: write [{name}] with keys below it, or {name}.key")
 
 
-def _check_defenses(defenses: list[dict[str, Any]]) -> None:
-    for place, defense in enumerate(defenses):
-        where = "defense" if len(defenses) == 1 else f"defense.{place}"
-        if "name" not in defense:
-            raise ConfigError(f"{where}.name", None, did_you_mean("", DEFENSES))
-        if defense["name"] not in DEFENSES:
-            raise unknown_name(f"{where}.name", defense["name"], DEFENSES)
-        keys = ("name", *DEFENSES[defense["name"]].keys)
-        for key, value in defense.items():
-            if key not in keys:
-                raise ConfigError(f"{where}.{key}", value, "unknown key; " + did_you_mean(key, keys))
-
-
 def _one_line(error: ValidationError) -> ConfigError:
-    """pydantic's first complaint as our one line: key, value, what it takes."""
+    """pydantic's first complaint as one line; an unknown key gets the nearest known one."""
     first = error.errors()[0]
-    parts = [str(p) for p in first["loc"] if not str(p).startswith(("function", "int", "literal"))]
-    key, got, kind = ".".join(parts), first["input"], first["type"]
-    if kind == "extra_forbidden":
+    parts = [str(p) for p in first["loc"]]
+    if parts[:2] == ["speed", "chunk"]:
+        return ConfigError("speed.chunk", first["input"], CHUNK_TAKES)
+    if first["type"] == "extra_forbidden":
         known = list(SECTIONS[parts[0]].model_fields) if parts[0] in SECTIONS and len(parts) == 2 else []
-        return ConfigError(key, got, "unknown key; " + (did_you_mean(parts[-1], known) if known else "remove it"))
-    limits = {
-        "greater_than": "takes more than {gt}",
-        "greater_than_equal": "takes {ge} or more",
-        "less_than": "takes less than {lt}",
-        "less_than_equal": "takes {le} or less",
-        "literal_error": "takes {expected}",
-        "missing": "is required",
-    }
-    types = {
-        "int_type": "takes a whole number",
-        "float_type": "takes a number",
-        "string_type": "takes a name in quotes",
-        "bool_type": "takes true or false",
-        "list_type": "takes a list",
-        "too_short": "takes at least one",
-        "too_long": "takes at most eight",
-        "model_type": "takes a table of keys",
-        "finite_number": "takes a finite number",
-    }
-    if kind in limits:
-        return ConfigError(key, got, limits[kind].format(**first.get("ctx", {})))
-    return ConfigError(key, got, types.get(kind, first["msg"].lower()))
+        takes = "unknown key; " + (did_you_mean(parts[-1], known) if known else "remove it")
+        return ConfigError(".".join(parts), first["input"], takes)
+    return one_line(error)
 
 
 # --- resolving ---------------------------------------------------------------------------------------------------
@@ -303,7 +280,12 @@ def resolve(config: Config, *, trainable: bool = True) -> Config:
     if (config.data.file is None) == (info.name == "file"):
         raise ConfigError("data.file", config.data.file, 'goes together with data.name = "file", and only with it')
     return config.model_copy(
-        update={"data": _resolve_data(config), "model": _resolve_model(config), "train": _resolve_train(config)}
+        update={
+            "data": _resolve_data(config),
+            "model": _resolve_model(config),
+            "train": _resolve_train(config),
+            "defense": [resolved(defense) for defense in make_all(config.defense)],
+        }
     )
 
 
@@ -395,5 +377,5 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     if isinstance(value, bool | str):
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # DEL, which TOML wants escaped
     return repr(value)

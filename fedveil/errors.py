@@ -15,6 +15,9 @@ class FedveilError(Exception):
 
     exit_code = 1
 
+    def __init__(self, message: str):
+        super().__init__(printable(message))
+
 
 class RunError(FedveilError):
     """Something failed while running."""
@@ -40,6 +43,11 @@ class ConfigError(FedveilError):
     def __init__(self, key: str, got: object, takes: str):
         self.key = key
         super().__init__(f"{key}: got {show(got)}; {takes}")
+
+
+def printable(text: str) -> str:
+    """The text with line breaks and other control characters written as in Python: a path may hold any of them."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def show(value: object) -> str:

@@ -10,12 +10,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
+import shlex
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -78,10 +81,9 @@ class RunFolder:
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                "--out", str(path), f"cannot be made ({error.strerror}): give a folder you can write"
-            ) from None
+        except (OSError, ValueError) as error:  # ValueError: a path that no folder can have
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError("--out", str(path), f"cannot be made ({reason}): give a folder you can write") from None
         return cls(path)
 
     @classmethod
@@ -102,6 +104,28 @@ class RunFolder:
     @property
     def checkpoint(self) -> Path:
         return self.path / "checkpoint.npz"
+
+    @property
+    def how_to_go_on(self) -> str:
+        """What to tell the user of a run that has not ended."""
+        return f"go on with: fedveil train --resume {shlex.quote(str(self.path))}"
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around what writes files while training: a full disk is one line that says how to go on."""
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            remedy = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "make it writable"
+            then = self.how_to_go_on if self.config.exists() else "start again"
+            raise RunError(f"{self.path} cannot be written ({reason}): {remedy}, then {then}") from error
+
+    def clear_leftovers(self) -> None:
+        """Removes what a killed process was writing: files that never got their name."""
+        for name in ("config.toml", "run.json", self.metrics.name, self.checkpoint.name):
+            for left in self.path.glob(f".{name}.????????"):
+                left.unlink(missing_ok=True)
 
     def read_info(self) -> dict[str, Any]:
         try:

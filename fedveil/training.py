@@ -128,9 +128,9 @@ class _Training:
     def _stopped(self, done: int, rounds: int) -> Interrupted:
         if self.run is None:
             return Interrupted(f"stopped after {done} of {rounds} rounds")
-        self.run.write_info(status="stopped", rounds_done=done)
-        remedy = f"go on with: fedveil train --resume {self.run.path}"
-        return Interrupted(f"stopped after {done} of {rounds} rounds; {remedy}")
+        with self.run.writing():
+            self.run.write_info(status="stopped", rounds_done=done)
+        return Interrupted(f"stopped after {done} of {rounds} rounds; {self.run.how_to_go_on}")
 
     def _seconds(self) -> tuple[float, float]:
         """Time spent training so far, earlier sittings of a resumed run included, and time spent compiling."""
@@ -139,17 +139,23 @@ class _Training:
 
     def _begin(self) -> tuple[ServerState, int]:
         """The state to start from, and how many rounds it has behind it."""
-        state, done = self.simulator.start(), 0
+        state = self.simulator.start()
         if self.run is None:
-            return state, done
-        if not self.run.config.exists():
-            write_text(self.run.config, to_toml(self.federation.config))
-        restored = self.run.restore(state)
+            return state, 0
+        with self.run.writing():
+            return self._begin_run(self.run, state)
+
+    def _begin_run(self, run: RunFolder, state: ServerState) -> tuple[ServerState, int]:
+        """Makes the folder a run under way: its config, and metrics that end where its checkpoint does."""
+        if not run.config.exists():
+            write_text(run.config, to_toml(self.federation.config))
+        done, restored = 0, run.restore(state)
         if restored is not None:
             state, done, self.earlier = self.simulator.adopt(restored.state), restored.round, restored.seconds
-        self.run.rewind(done)
-        self.history = self.run.read_metrics()
-        self.run.write_info(
+        run.clear_leftovers()
+        run.rewind(done)
+        self.history = run.read_metrics()
+        run.write_info(
             status="running",
             rounds_done=done,
             note=self.federation.dataset.note,
@@ -171,7 +177,8 @@ class _Training:
             if self.progress:
                 self.progress(row)
         if self.run is not None:
-            self.run.append(rows)
+            with self.run.writing():
+                self.run.append(rows)
         self.waiting = []
         self.last_flush = time.monotonic()
 
@@ -182,7 +189,8 @@ class _Training:
         self._flush(None, now=True)
         self.simulator.block(state)
         waited = time.monotonic()
-        self.run.save(state, done, self._seconds()[0])
+        with self.run.writing():
+            self.run.save(state, done, self._seconds()[0])
         self.last_save = time.monotonic()
         self.save_cost = max(self.last_save - waited, 0.002)
 
@@ -201,5 +209,6 @@ class _Training:
             ledger=ledger.rows(rounds),
         )
         if self.run is not None:
-            self.run.write_info(status="done", rounds_done=rounds, result=result.as_dict())
+            with self.run.writing():
+                self.run.write_info(status="done", rounds_done=rounds, result=result.as_dict())
         return result

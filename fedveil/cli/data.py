@@ -8,7 +8,7 @@ from pathlib import Path
 from fedveil.cli import show
 from fedveil.data import sources
 from fedveil.data.catalog import DATASETS
-from fedveil.errors import DataError, unknown_name
+from fedveil.errors import RunError, unknown_name
 
 
 def run_list(json: bool) -> None:
@@ -63,7 +63,7 @@ def run_check(names: list[str], dir: str | None, json: bool) -> None:
         show.print_table("files", ("dataset", "file", "status", "path", "detail"), rows)
     damaged = [status for status in found if status.status == "damaged"]
     if damaged:
-        raise DataError(f"{damaged[0].dataset}: {damaged[0].detail}")
+        raise RunError(f"{damaged[0].dataset}: {damaged[0].detail}")
 
 
 def _checked(names: list[str]) -> list[str]:

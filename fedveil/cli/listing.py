@@ -29,9 +29,9 @@ def _partitions() -> list[Entry]:
 
 
 def _defenses() -> list[Entry]:
-    from fedveil.defenses.catalog import DEFENSES
+    from fedveil.defenses.catalog import DEFENSES, keys
 
-    return [{"name": i.name, "summary": i.summary, "keys": list(i.keys)} for i in DEFENSES.values()]
+    return [{"name": i.name, "summary": i.summary, "keys": list(keys(i))} for i in DEFENSES.values()]
 
 
 def _taps() -> list[Entry]:

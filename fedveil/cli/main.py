@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from fedveil import __version__
 from fedveil.cli.options import FileArgument, JsonOption, SetOption
-from fedveil.errors import FedveilError, did_you_mean
+from fedveil.errors import FedveilError, Interrupted, did_you_mean, printable, show
 
 HELP = "Federated learning under differential privacy: train it, attack it, account for it."
 app = typer.Typer(name="fedveil", help=HELP, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -19,6 +20,22 @@ KINDS = ("datasets", "defenses", "models", "partitions", "taps")
 
 OutOption = Annotated[str | None, typer.Option("--out", help="Run folder to make (default: runs/NAME-TIME).")]
 ResumeOption = Annotated[str | None, typer.Option("--resume", help="Go on with the run in this folder.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedveil {__version__}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+]
+
+
+@app.callback()
+def _options(version: VersionOption = False) -> None:
+    """Options that stand before a command."""
 
 
 @app.command("train")
@@ -91,7 +108,7 @@ def _optional_resume(arguments: list[str]) -> list[str]:
     for place, argument in enumerate(arguments):
         if argument == "--resume":
             following = arguments[place + 1] if place + 1 < len(arguments) else "-"
-            if following.startswith("-") or following.endswith(".toml"):
+            if following.startswith("-"):
                 arguments[place] = "--resume="
     return arguments
 
@@ -100,36 +117,46 @@ def _optional_resume(arguments: list[str]) -> list[str]:
 _UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
+INTERRUPTED = Interrupted.exit_code
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; every expected error is one line on stderr."""
     arguments = _optional_resume(sys.argv[1:] if arguments is None else arguments)
     try:
         code = app(arguments, prog_name="fedveil", standalone_mode=False)
+        if code == INTERRUPTED:  # newer versions of Typer turn a KeyboardInterrupt into a return value
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except FedveilError as error:
         print(f"fedveil: {error}", file=sys.stderr)
         return error.exit_code
     except _UsageError as error:
-        print(f"fedveil: {_usage(error, arguments)}", file=sys.stderr)
+        no_command = type(error).__name__ == "NoArgsIsHelpError"
+        print(_message(error) if no_command else f"fedveil: {_usage(error, arguments)}", file=sys.stderr)
         return 2
     except typer.Exit as stop:
         return stop.exit_code
-    except (KeyboardInterrupt, typer.Abort) as stop:
-        print(f"fedveil: {stop or 'interrupted'}", file=sys.stderr)
-        return 130
+    except (KeyboardInterrupt, typer.Abort):
+        print("fedveil: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:
         return 1
 
 
+def _message(error: BaseException) -> str:
+    return getattr(error, "format_message", lambda: "")()
+
+
 def _usage(error: BaseException, arguments: list[str]) -> str:
     """A usage error in one line; an unknown command gets the nearest known one."""
-    text = " ".join(getattr(error, "format_message", lambda: "")().split()) or "see 'fedveil --help'"
+    text = " ".join(_message(error).split()) or "see 'fedveil --help'"
     if text.startswith("No such command"):
         inside = arguments[:1] == ["data"]
         name = arguments[1] if inside and len(arguments) > 1 else arguments[0]
         known = ("list", "get", "check") if inside else _commands()
-        return f"command: got '{name}'; {did_you_mean(name, known)}"
-    return text
+        return f"command: got {show(name)}; {did_you_mean(name, known)}"
+    return printable(text)
 
 
 def _commands() -> list[str]:

@@ -20,7 +20,7 @@ from rich.progress import (
 
 from fedveil.cli import show
 from fedveil.config import Config, load
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, Interrupted
 
 
 class Bar:
@@ -58,23 +58,29 @@ def run_train(file: str | None, settings: list[str], out: str | None, resume: st
     """Trains, or goes on with a run; writes the run folder; prints the result."""
     if resume is not None:
         if file is not None or settings:
-            raise ConfigError("--resume", resume, "takes the run's own config: leave out FILE and -s")
-        _train(None, _resumed(resume, out), json)
+            raise ConfigError("--resume", resume or None, "takes the run's own config: leave out FILE and -s")
+        _train(None, _resumed(resume, _folder(out)), json)
         return
-    _train(load(file, settings), Path(out) if out else None, json)
+    _train(load(file, settings), _folder(out), json)
 
 
 def run_demo(settings: list[str], out: str | None, json: bool) -> None:
     """The embedded default, end to end."""
-    _train(load(None, settings), Path(out) if out else None, json, title="Fedveil demo")
+    _train(load(None, settings), _folder(out), json, title="Fedveil demo")
 
 
-def _resumed(resume: str, out: str | None) -> Path:
+def _folder(out: str | None) -> Path | None:
+    if out == "":
+        raise ConfigError("--out", out, "takes the folder of a run: leave it out for one below runs/")
+    return None if out is None else Path(out)
+
+
+def _resumed(resume: str, out: Path | None) -> Path:
     from fedveil.runs import newest_unfinished
 
     if resume:
         return Path(resume)
-    return Path(out) if out else newest_unfinished()
+    return out or newest_unfinished()
 
 
 def _train(config: Config | None, path: Path | None, json: bool, title: str = "Training") -> None:
@@ -94,8 +100,13 @@ def _train(config: Config | None, path: Path | None, json: bool, title: str = "T
         federation = prepare(config)
         names = "+".join(d["name"] for d in config.defense)
         run = RunFolder.create(path or default_path(f"{config.data.name}-{names}"))
-    with Bar(federation.config.train.rounds or 0) as bar:
-        result = train(federation, run, bar)
+    try:
+        with Bar(federation.config.train.rounds or 0) as bar:
+            result = train(federation, run, bar)
+    except KeyboardInterrupt:  # a second Ctrl-C: what the last checkpoint holds is kept
+        if not run.config.exists():
+            raise
+        raise Interrupted(f"interrupted; {run.how_to_go_on}") from None
     if json:
         show.print_json(result.as_dict())
         return

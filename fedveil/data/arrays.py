@@ -9,7 +9,7 @@ import numpy as np
 
 from fedveil.data.dataset import Dataset, Part, check_arrays
 from fedveil.data.split import Raw, split_dataset
-from fedveil.errors import ConfigError, DataError
+from fedveil.errors import ConfigError, DataError, FedveilError
 
 _KEYS = ("x", "y", "x_test", "y_test")
 
@@ -33,32 +33,34 @@ def raw_arrays(
     y_test: np.ndarray | None = None,
     classes: int | None = None,
     name: str = "arrays",
+    where: str | None = None,
 ) -> Raw:
-    """The same, checked but not yet split."""
-    train = check_arrays(x, y, name)
+    """The same, checked but not yet split. Errors begin with `where` the arrays are from, or with their name."""
+    where = where or name
+    train = check_arrays(x, y, where)
     test = None
     if (x_test is None) != (y_test is None):
-        raise DataError(f"{name}: of x_test and y_test only one is given; give both or neither")
+        raise DataError(f"{where}: of x_test and y_test only one is given; give both or neither")
     if x_test is not None and y_test is not None:
-        test = check_arrays(x_test, y_test, f"{name} (test part)")
+        test = check_arrays(x_test, y_test, f"{where} (test part)")
         if test.x.shape[1:] != train.x.shape[1:] or test.x.dtype != train.x.dtype:
-            raise DataError(f"{name}: x_test holds {_describe(test)} and x {_describe(train)}; give both alike")
+            raise DataError(f"{where}: x_test holds {_describe(test)} and x {_describe(train)}; give both alike")
     elif len(train) < 2:
-        raise DataError(f"{name}: x has one example, which leaves none to hold out; give x_test and y_test too")
-    return Raw(name, train, classes=_classes(train, test, classes, name), test=test)
+        raise DataError(f"{where}: x has one example, which leaves none to hold out; give x_test and y_test too")
+    return Raw(name, train, classes=_classes(train, test, classes, where), test=test)
 
 
 def _describe(part: Part) -> str:
     return f"{part.x.dtype} {list(part.x.shape[1:])}"
 
 
-def _classes(train: Part, test: Part | None, classes: int | None, name: str) -> int:
+def _classes(train: Part, test: Part | None, classes: int | None, where: str) -> int:
     """The number of classes: as given, or up to the greatest label."""
     seen = 1 + max(int(train.y.max()), int(test.y.max()) if test is not None else 0)
     if classes is None:
         return max(2, seen)
     if classes < seen:
-        raise DataError(f"{name}: there is a label {seen - 1} but classes is {classes}; labels count from 0")
+        raise DataError(f"{where}: there is a label {seen - 1} but classes is {classes}; labels count from 0")
     return classes
 
 
@@ -70,15 +72,40 @@ def load_file(file: str | None) -> Raw:
     if not path.is_file():
         raise DataError(f"data.file: there is no file {path}; give the path of an .npz file with arrays x and y")
     try:
-        # Pickled objects could run code when read: plain arrays only.
-        arrays = np.load(path, allow_pickle=False)
-        if isinstance(arrays, np.ndarray):
-            raise DataError(f"data.file: {path} holds one array; save it as .npz with x and y")
-        with arrays:
-            found = {key: arrays[key] for key in _KEYS if key in arrays}
-            names = ", ".join(arrays)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"data.file: {path} is no .npz of plain arrays ({error}); save it with numpy.savez") from error
+        found, names = _read(path)
+    except FedveilError:
+        raise
+    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds, by where the archive is damaged
+        raise _unreadable(path, _reason(error)) from error
     if "x" not in found or "y" not in found:
-        raise DataError(f"data.file: {path} holds the arrays {names or 'none'}; it takes x, y (and x_test, y_test)")
-    return raw_arrays(found["x"], found["y"], found.get("x_test"), found.get("y_test"), name=path.stem)
+        held = ", ".join(names) or "none"
+        raise DataError(f"data.file: {path} holds the arrays {held}; it takes x, y (and x_test, y_test)")
+    where = f"data.file: {path}"
+    return raw_arrays(found["x"], found["y"], found.get("x_test"), found.get("y_test"), name=path.stem, where=where)
+
+
+def _read(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Our arrays of an .npz file, and the names of all that it holds."""
+    with path.open("rb") as file:
+        if file.read(6) == b"\x93NUMPY":
+            raise DataError(f"data.file: {path} holds one array; save it as .npz with x and y")
+        if not zipfile.is_zipfile(file):
+            raise _unreadable(path, "not a zip archive, or cut short")
+    # Pickled objects could run code when read: plain arrays only.
+    with np.load(path, allow_pickle=False) as arrays:
+        found = {key: arrays[key] for key in _KEYS if key in arrays}
+        for key, value in found.items():
+            if not isinstance(value, np.ndarray):  # a member that is no array comes as its bytes
+                raise _unreadable(path, f"{key} is no array")
+        return found, list(arrays)
+
+
+def _reason(error: Exception) -> str:
+    """Why a file cannot be read; numpy's advice on pickles is left out, for following it could run code."""
+    if "allow_pickle" in str(error):
+        return "it holds Python objects"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+
+
+def _unreadable(path: Path, reason: str) -> DataError:
+    return DataError(f"data.file: {path} is no .npz of plain arrays ({reason}); save it with numpy.savez")

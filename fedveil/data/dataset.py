@@ -61,25 +61,36 @@ class Dataset:
 def check_arrays(x: np.ndarray, y: np.ndarray, where: str) -> Part:
     """User-given arrays, checked: shapes agree, labels are 0, 1, ..., values are finite."""
     x, y = np.asarray(x), np.asarray(y)
-    if x.ndim < 2 or len(x) == 0:
-        raise DataError(f"{where}: x has shape {x.shape}; give at least one example, shape [n, ...features]")
+    if x.ndim < 2 or x.size == 0:
+        takes = "give at least one example with at least one feature, shape [n, ...features]"
+        raise DataError(f"{where}: x has shape {x.shape}; {takes}")
     if y.shape != (len(x),):
         raise DataError(f"{where}: y has shape {y.shape}; give one label for each of the {len(x)} examples of x")
     if y.dtype.kind not in "iufb":
         raise DataError(f"{where}: labels are {y.dtype}; give whole numbers 0, 1, 2, ...")
+    if not np.isfinite(y).all():
+        raise DataError(f"{where}: labels hold NaN or infinity; give whole numbers 0, 1, 2, ...")
     if y.dtype.kind == "f" and not np.all(y == np.floor(y)):
         raise DataError(f"{where}: labels are {y.dtype} with fractions; give whole numbers 0, 1, 2, ...")
-    if not np.isfinite(y).all() or y.max() >= MOST_CLASSES:
+    if y.max() >= MOST_CLASSES:
         raise DataError(f"{where}: the largest label is {y.max()}; give whole numbers below {MOST_CLASSES:,}")
     if y.min() < 0:
         raise DataError(f"{where}: the smallest label is {y.min()}; labels count from 0")
     if x.dtype != np.uint8:
         if x.dtype.kind not in "fiub":
             raise DataError(f"{where}: x has dtype {x.dtype}; give numbers (float32, or uint8 pixels)")
-        x = x.astype(np.float32)
-        bad = ~np.isfinite(x).reshape(len(x), -1).all(axis=1)
-        if bad.any():
-            first = int(np.flatnonzero(bad)[0])
-            count = int(bad.sum())
-            raise DataError(f"{where}: {count} examples hold NaN or infinity (first: {first}); clean or drop them")
+        x = _as_float32(x, where)
     return Part(x, y.astype(np.int32))
+
+
+def _as_float32(x: np.ndarray, where: str) -> np.ndarray:
+    with np.errstate(over="ignore"):  # what overflows is infinite then, and refused below
+        cast = x.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(cast).reshape(len(cast), -1).all(axis=1))
+    if len(bad):
+        hold = "1 example holds" if len(bad) == 1 else f"{len(bad)} examples hold"
+        what = "numbers too large for float32" if np.isfinite(x[bad]).all() else "NaN or infinity"
+        remedy = "scale, clean or drop" if what.startswith("numbers") else "clean or drop"
+        them = "it" if len(bad) == 1 else "them"
+        raise DataError(f"{where}: {hold} {what} (first: {bad[0]}); {remedy} {them}")
+    return cast

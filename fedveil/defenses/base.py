@@ -13,20 +13,26 @@ The stages, in the order in which a round passes them:
 | `aggregate` | server | the weighted sum of the messages, as updates |
 | `finish` | server | the new global model |
 
-A stage that no defence fills in does not exist in the compiled round.
+A stage that no defence fills in does not exist in the compiled round. A defence also declares, per tap, what it releases
+there with its true sensitivity (`events`): the ledger reads that and nothing else.
+
+A defence's dataclass fields are its keys in `[defense]`, checked by type and range. Defence files import JAX on first use
+only, so that listing and accounting stay quick.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fedveil.privacy.events import Release
 
 if TYPE_CHECKING:
     import jax
     import numpy as np
 
-STAGES = ("select", "broadcast", "example", "batch", "update", "upload", "aggregate", "finish")
+Tree = Any
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,11 @@ class Setting:
     aggregation: str
     weights: str
     secure_aggregation: bool = False  # the server sees sums only
+    lr: float = 1.0  # η in the first round
+    optimizer: str = "sgd"
+    max_weight: float = 1.0  # the largest weight any client's message has in the sum
+    smallest: int = 1  # N_i of the smallest client
+    layers: int = 1  # layers of the model: what layerwise clipping clips apart
 
 
 @dataclass(frozen=True)
@@ -59,35 +70,81 @@ class At:
 class Defense:
     """Base of all defences. Subclasses define the stages they change and leave the others alone."""
 
-    name: str = ""
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    private: ClassVar[bool] = False  # has a privacy account: `auto` sampling then takes what can be certified tightly
 
-    def select(self, rng: np.random.Generator, at_round: int, setting: Setting) -> np.ndarray:
+    stateful: ClassVar[bool] = False  # keeps something per client from round to round, see `initial_memory`
+    reads_losses: ClassVar[bool] = False  # `select` looks at the losses that clients reported last
+
+    def initial_memory(self, params: Tree) -> Tree:
+        """What a stateful defence remembers of each client before its first round, in the shape it will keep."""
         raise NotImplementedError
 
-    def broadcast(self, params: Any, at: At) -> Any:
+    def recall(self, stage: str, value: Tree, memory: Tree, at: At) -> tuple[Tree, Tree]:
+        """A stateful defence's stage (`batch` or `upload`): the filtered value and the new memory of this client."""
         raise NotImplementedError
 
-    def example(self, gradients: Any, mask: jax.Array, at: At) -> Any:
+    def noised_stages(self) -> tuple[str, ...]:
+        """The stages at which it adds calibrated noise: two defences must not share one."""
+        return ()
+
+    def check(self, setting: Setting) -> None:
+        """Raises `ConfigError` where the defence makes no sense in this setting."""
+
+    def events(self, setting: Setting) -> list[Release]:
+        """What each tap is shown and how it is protected. Taps that are not named are open."""
+        return []
+
+    def select(
+        self, rng: np.random.Generator, at_round: int, setting: Setting, losses: np.ndarray | None
+    ) -> np.ndarray:
+        """Client ids for this round; `losses` [clients] holds what each reported last, NaN before its first time."""
         raise NotImplementedError
 
-    def batch(self, total: Any, at: At) -> Any:
+    def broadcast(self, params: Tree, at: At) -> Tree:
         raise NotImplementedError
 
-    def update(self, update: Any, at: At) -> Any:
+    def example(self, each: Tree, mask: jax.Array, at: At) -> tuple[Tree, Tree | None]:
+        """Example gradients as they may be seen, and what else enters their sum (None: nothing)."""
         raise NotImplementedError
 
-    def upload(self, message: Any, at: At) -> Any:
+    def example_sum(self, each: Tree, mask: jax.Array, at: At) -> Tree:
+        """The sum of the filtered gradients where nobody sees them one by one: may draw once, of the same law."""
+        import jax
+
+        shown, rest = self.example(each, mask, at)
+        total = jax.tree.map(lambda g: g.sum(axis=0), shown)
+        return total if rest is None else jax.tree.map(lambda t, r: t + r, total, rest)
+
+    def example_bound(self, at: At) -> jax.Array | None:
+        """The bound, where stage `example` is a layerwise clip (and noise on the sum): then it can be fused."""
+        return None
+
+    def example_on_sum(self, total: Tree, at: At) -> Tree:
+        """The fused stage `example` after the clip: of the same law on the sum as `example`."""
+        return total
+
+    def batch(self, total: Tree, at: At) -> Tree:
         raise NotImplementedError
 
-    def aggregate(self, total: Any, at: At) -> Any:
+    def update(self, update: Tree, at: At) -> Tree:
         raise NotImplementedError
 
-    def finish(self, params: Any, at: At) -> Any:
+    def upload(self, message: Tree, at: At) -> Tree:
         raise NotImplementedError
+
+    def aggregate(self, total: Tree, at: At) -> Tree:
+        raise NotImplementedError
+
+    def finish(self, params: Tree, at: At) -> Tree:
+        raise NotImplementedError
+
+    def fills(self, stage: str) -> bool:
+        """Whether this defence changes the stage; placements may switch a stage off."""
+        return getattr(type(self), stage) is not getattr(Defense, stage)
 
 
 def filters(defenses: Sequence[Defense], stage: str) -> list[Callable[..., Any]]:
     """The functions that fill in a stage, in the order of the defences; empty where nobody does."""
-    if stage not in STAGES:
-        raise ValueError(f"no stage is called {stage!r}")
-    return [getattr(d, stage) for d in defenses if getattr(type(d), stage) is not getattr(Defense, stage)]
+    return [getattr(d, stage) for d in defenses if d.fills(stage)]

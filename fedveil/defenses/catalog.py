@@ -1,22 +1,83 @@
-"""The table of defences: names, summaries, keys. Cheap to import; each defence has a file of its own."""
+"""The table of defences, and how a config's `[[defense]]` becomes objects: checked keys, checked combinations."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from functools import cache
+from typing import Any, get_type_hints
 
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-@dataclass(frozen=True)
-class DefenseInfo:
-    """One defence: what it is and which keys of `[defense]` it reads."""
+from fedveil.defenses.base import Defense
+from fedveil.defenses.fed_cdp import FedCDP
+from fedveil.defenses.fed_sdp import FedSDP
+from fedveil.defenses.none import NoDefense
+from fedveil.errors import ConfigError, did_you_mean, unknown_name
+from fedveil.validation import one_line
 
-    name: str
-    summary: str
-    keys: tuple[str, ...] = ()
-
-
-DEFENSES: dict[str, DefenseInfo] = {
-    info.name: info for info in (DefenseInfo("none", "non-private training: fills in no stage"),)
-}
+DEFENSES: dict[str, type[Defense]] = {kind.name: kind for kind in (NoDefense, FedSDP, FedCDP)}
 
 # Defences with a privacy account: `auto` sampling then takes what can be certified tightly.
-PRIVATE: frozenset[str] = frozenset()
+PRIVATE: frozenset[str] = frozenset(name for name, kind in DEFENSES.items() if kind.private)
+
+
+def keys(kind: type[Defense]) -> tuple[str, ...]:
+    """The keys of `[defense]` that a defence reads: its dataclass fields."""
+    return tuple(field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
+
+
+def make(defense: object, where: str) -> Defense:
+    """One defence from its table of keys; `where` names the table in errors."""
+    if not isinstance(defense, dict):
+        raise ConfigError(where, defense, "is a table of keys: write [[defense]] with a name below it")
+    name = defense.get("name")
+    if name is None:
+        raise ConfigError(f"{where}.name", None, "is required; " + did_you_mean("", DEFENSES))
+    if not isinstance(name, str) or name not in DEFENSES:
+        raise unknown_name(f"{where}.name", name, DEFENSES)
+    kind = DEFENSES[name]
+    given = {key: value for key, value in defense.items() if key != "name"}
+    for key, value in given.items():
+        if key not in keys(kind):
+            raise ConfigError(f"{where}.{key}", value, "unknown key; " + did_you_mean(key, ("name", *keys(kind))))
+    try:
+        checked = _schema(name).model_validate(given)
+    except ValidationError as error:
+        raise one_line(error, prefix=where) from None
+    return kind(**{key: getattr(checked, key) for key in keys(kind)})
+
+
+@cache
+def _schema(name: str) -> type[BaseModel]:
+    """A strict pydantic model of a defence's fields: their types and ranges are the check."""
+    kind = DEFENSES[name]
+    hints = get_type_hints(kind, include_extras=True)
+    fields: dict[str, Any] = {field.name: (hints[field.name], field.default) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    return create_model(kind.__name__, __config__=strict, **fields)
+
+
+def make_all(defenses: list[Any]) -> tuple[Defense, ...]:
+    """All defences of a config in order; combinations that make no sense are refused with the reason."""
+    if not defenses:
+        raise ConfigError(
+            "defense", defenses, 'is an empty list: leave it out, or name a defence ("none" for no privacy)'
+        )
+    alone = len(defenses) == 1
+    made = tuple(make(d, "defense" if alone else f"defense.{place}") for place, d in enumerate(defenses))
+    names = [d.name for d in made]
+    if "none" in names and not alone:
+        raise ConfigError("defense", names, "'none' fills in nothing: leave it out of a combination")
+    noised: dict[str, str] = {}
+    for defense in made:
+        for stage in defense.noised_stages():
+            if stage in noised:
+                takes = f"{noised[stage]} and {defense.name} both add their noise at stage '{stage}': keep one of them"
+                raise ConfigError("defense", names, takes)
+            noised[stage] = defense.name
+    return made
+
+
+def resolved(defense: Defense) -> dict[str, Any]:
+    """A defence as its table, every key filled in."""
+    return {"name": defense.name, **dataclasses.asdict(defense)}  # type: ignore[call-overload]

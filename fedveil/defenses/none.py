@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedveil.defenses.base import Defense
 
@@ -11,4 +12,5 @@ from fedveil.defenses.base import Defense
 class NoDefense(Defense):
     """No clip, no noise: every tap is open."""
 
-    name: str = "none"
+    name: ClassVar[str] = "none"
+    summary: ClassVar[str] = "non-private training: fills in no stage"

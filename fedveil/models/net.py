@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 
-from fedveil.models.layers import Array, Context, Dropout, Layer, Params, Shape, init_all
+from fedveil.models.layers import Array, Context, Conv, Dense, Dropout, Layer, Params, Plain, Shape, init_all
 
 
 @runtime_checkable
@@ -53,9 +52,7 @@ class Net:
         return any(isinstance(layer, Dropout) and layer.rate > 0 for layer in self.layers)
 
 
-def parameter_count(params: Params) -> int:
-    return sum(int(jnp.size(a)) for a in jax.tree.leaves(params))
-
-
-def layer_names(params: Params) -> list[str]:
-    return list(params)
+    @property
+    def all_linear(self) -> bool:
+        """Whether all parameters belong to dense layers and convolutions, each used once."""
+        return all(isinstance(layer, Dense | Conv | Plain) for layer in self.layers)

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import optax
 
 from fedveil.defenses.base import At, Defense, Setting, filters
-from fedveil.models.layers import Array, Context, Params
+from fedveil.models.layers import Array, Context, Linear, Params, linear
 from fedveil.models.net import Model, Net
+from fedveil.privacy.clip import clipping_linear
 from fedveil.rounds import keys
 
 TAPS = ("example", "batch", "client", "server", "broadcast", "release")
@@ -67,6 +68,7 @@ class Local:
     params: Params
     optimizer: Tree
     loss: Array  # sum of the batch losses so far
+    memory: Tree  # what stateful defences remember of this client, by place of the defence
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,27 @@ def begin(task: Task, params: Params, now: Now, seen: Seen = NOTHING) -> Params:
     return params
 
 
-def start(task: Task, received: Params) -> Local:
+def start(task: Task, received: Params, memory: Tree | None = None) -> Local:
     """Local state before the first step; the local optimiser starts afresh in every round."""
-    return Local(received, task.transform.init(received), jnp.zeros((), task.dtype))
+    return Local(received, task.transform.init(received), jnp.zeros((), task.dtype), memory or {})
+
+
+def initial_memory(task: Task, params: Params) -> Tree:
+    """What the stateful defences remember of a client that never took part; empty where none is stateful."""
+    return {str(place): d.initial_memory(params) for place, d in enumerate(task.defenses) if d.stateful}
+
+
+def _pass(task: Task, stage: str, value: Tree, memory: Tree, at: Callable[[int], At]) -> tuple[Tree, Tree]:
+    """A value through all defences that fill in a stage, with the memory of those that have one."""
+    for place, defense in enumerate(task.defenses):
+        if not defense.fills(stage):
+            continue
+        if defense.stateful:
+            value, kept = defense.recall(stage, value, memory[str(place)], at(place))
+            memory = {**memory, str(place): kept}
+        else:
+            value = getattr(defense, stage)(value, at(place))
+    return value, memory
 
 
 def step(
@@ -104,13 +124,13 @@ def step(
     x = x.astype(task.dtype) * jnp.asarray(task.scale, task.dtype)
     divisor = batch_divisor(task, mask)
     total, loss = batch_gradient(task, local.params, x, y, mask, number, now, seen)
-    for place, stage in enumerate(filters(task.defenses, "batch")):
-        total = stage(total, _at(task, now, "batch-noise", place, number, divisor=divisor))
+    at = lambda place: _at(task, now, "batch-noise", place, number, divisor=divisor)  # noqa: E731
+    total, memory = _pass(task, "batch", total, local.memory, at)
     mean = jax.tree.map(lambda g: g / divisor, total)
     seen.record("batch", mean)
     direction, optimizer = task.transform.update(mean, local.optimizer, local.params)
     params = jax.tree.map(lambda p, d: p - now.lr * d, local.params, direction)
-    return Local(params, optimizer, local.loss + loss / divisor)
+    return Local(params, optimizer, local.loss + loss / divisor, memory)
 
 
 def batch_divisor(task: Task, mask: Array) -> Array:
@@ -124,48 +144,87 @@ def batch_divisor(task: Task, mask: Array) -> Array:
 def batch_gradient(
     task: Task, params: Params, x: Array, y: Array, mask: Array, number: Array | int, now: Now, seen: Seen
 ) -> tuple[Tree, Array]:
-    """The sum of the batch's example gradients, and of its losses.
+    """The sum of the batch's example gradients after the stages `example`, and the sum of its losses.
 
-    Example by example only where a defence filters examples or somebody taps them; else in one backward pass.
+    One backward pass where nobody filters examples, or where the only filter is a layerwise clip and nobody taps them;
+    else example by example.
     """
     rng = keys.device(now.key, "dropout", number) if _draws(task.model) else None
-    stages = filters(task.defenses, "example")
-    if not stages and "example" not in seen.taps:
-        loss, total = jax.value_and_grad(_loss)(params, task.model, x, y, mask, rng)
-        return total, loss
+    stages = [d for d in task.defenses if d.fills("example")]
+    points = [
+        _at(task, now, "example", place, number, divisor=batch_divisor(task, mask)) for place in range(len(stages))
+    ]
+    if "example" not in seen.taps:
+        if not stages:
+            loss, total = jax.value_and_grad(_loss)(params, task.model, x, y, mask, rng)
+            return total, loss
+        bound = stages[0].example_bound(points[0]) if len(stages) == 1 and can_fuse(task.model) else None
+        if bound is not None:
+            fused = clipping_linear(jnp.asarray(bound, task.dtype))
+            loss, total = jax.value_and_grad(_loss)(params, task.model, x, y, mask, rng, fused)
+            return stages[0].example_on_sum(total, points[0]), loss
+    return _one_by_one(task, params, x, y, mask, rng, stages, points, seen)
+
+
+def _one_by_one(
+    task: Task,
+    params: Params,
+    x: Array,
+    y: Array,
+    mask: Array,
+    rng: Array | None,
+    stages: list[Defense],
+    points: list[At],
+    seen: Seen,
+) -> tuple[Tree, Array]:
+    """The obvious way: every example's gradient, every stage in order, then the sum."""
     one = jax.value_and_grad(lambda p, xi, yi, mi, ri: _loss(p, task.model, xi[None], yi[None], mi[None], ri))
     rngs = None if rng is None else jax.random.split(rng, x.shape[0])
     losses, each = jax.vmap(one, in_axes=(None, 0, 0, 0, None if rng is None else 0))(params, x, y, mask, rngs)
-    for place, stage in enumerate(stages):
-        each = stage(each, mask, _at(task, now, "example", place, number, divisor=batch_divisor(task, mask)))
+    unseen: list[Tree] = []
+    tapped = "example" in seen.taps
+    for place, (stage, at) in enumerate(zip(stages, points, strict=True)):
+        if place == len(stages) - 1 and not tapped:
+            total = stage.example_sum(each, mask, at)
+            break
+        each, rest = stage.example(each, mask, at)
+        unseen += [] if rest is None else [rest]
+    else:
+        total = jax.tree.map(lambda g: g.sum(axis=0), each)
     seen.record("example", each)
-    return jax.tree.map(lambda g: g.sum(axis=0), each), losses.sum()
+    for rest in unseen:
+        total = jax.tree.map(jnp.add, total, rest)
+    return total, losses.sum()
 
 
-def end(task: Task, sent: Params, received: Params, params: Params, now: Now, seen: Seen = NOTHING) -> Tree:
-    """The client's message, as a difference to `sent`, the model at the server.
+def can_fuse(model: Model) -> bool:
+    """Whether every parameter of the model is used in one matrix product of ours, where clipping can enter."""
+    return isinstance(model, Net) and model.all_linear
+
+
+def end(task: Task, sent: Params, received: Params, local: Local, now: Now, seen: Seen = NOTHING) -> tuple[Tree, Tree]:
+    """The client's message, as a difference to `sent`, the model at the server; and its new memory.
 
     FedSGD sends the update (local minus received model), FedAvg the local model. Either enters the sum as a difference
     to the server's model, so that absent clients count as "no change".
     """
-    update = jax.tree.map(jnp.subtract, params, received)
+    update = jax.tree.map(jnp.subtract, local.params, received)
     for place, stage in enumerate(filters(task.defenses, "update")):
         update = stage(update, _at(task, now, "update", place))
     seen.record("client", update)
     averaging = task.setting.aggregation == "fedavg"
     message = jax.tree.map(jnp.add, received, update) if averaging else update
-    for place, stage in enumerate(filters(task.defenses, "upload")):
-        message = stage(message, _at(task, now, "upload", place))
+    message, memory = _pass(task, "upload", message, local.memory, lambda place: _at(task, now, "upload", place))
     seen.record("server", message)
-    return jax.tree.map(jnp.subtract, message, sent) if averaging else message
+    return (jax.tree.map(jnp.subtract, message, sent) if averaging else message), memory
 
 
 def whole(
-    task: Task, sent: Params, x: Array, y: Array, index: Array, mask: Array, steps: Array, now: Now
-) -> tuple[Tree, Array]:
+    task: Task, sent: Params, x: Array, y: Array, index: Array, mask: Array, steps: Array, memory: Tree, now: Now
+) -> tuple[Tree, Array, Tree]:
     """All of one client's round: gathers each batch from the dataset and scans over the steps.
 
-    `index`, `mask` [steps, width]. Returns the message and the mean of the batch losses.
+    `index`, `mask` [steps, width]. Returns the message, the mean of the batch losses, the new memory.
     """
     received = begin(task, sent, now)
 
@@ -177,8 +236,9 @@ def whole(
         return new, None
 
     numbers = jnp.arange(index.shape[0])
-    local, _ = jax.lax.scan(body, start(task, received), (numbers, index, mask))
-    return end(task, sent, received, local.params, now), local.loss / jnp.maximum(steps, 1)
+    local, _ = jax.lax.scan(body, start(task, received, memory), (numbers, index, mask))
+    message, memory = end(task, sent, received, local, now)
+    return message, local.loss / jnp.maximum(steps, 1), memory
 
 
 def cross_entropy(logits: Array, y: Array) -> Array:
@@ -186,8 +246,11 @@ def cross_entropy(logits: Array, y: Array) -> Array:
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=1)[:, 0]
 
 
-def _loss(params: Params, model: Model, x: Array, y: Array, mask: Array, rng: Array | None) -> Array:
-    logits = model.apply(params, x, Context(rng=rng)) if isinstance(model, Net) else model.apply(params, x)
+def _loss(
+    params: Params, model: Model, x: Array, y: Array, mask: Array, rng: Array | None, product: Linear = linear
+) -> Array:
+    context = Context(rng=rng, linear=product)
+    logits = model.apply(params, x, context) if isinstance(model, Net) else model.apply(params, x)
     return jnp.where(mask, cross_entropy(logits, y), 0.0).sum()
 
 

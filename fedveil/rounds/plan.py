@@ -8,7 +8,7 @@ batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,17 +36,16 @@ def draw_cohort(
     setting: Setting,
     dropout: float = 0.0,
     late: float = 0.0,
-    select: Callable[[np.random.Generator, int, Setting], np.ndarray] | None = None,
+    chosen: np.ndarray | None = None,
 ) -> Cohort:
-    """Draws a round's clients (by `select` where a defence fills it in) and its simulated faults.
+    """Draws a round's clients, unless they are `chosen` already, and its simulated faults.
 
     Each client's fault has its own key.
     """
-    rng = keys.host(seed, "cohort", round_)
-    if select is not None:
-        chosen = np.sort(select(rng, round_, setting))
-    else:
+    if chosen is None:
+        rng = keys.host(seed, "cohort", round_)
         chosen = draw_clients(rng, setting.clients, setting.per_round, setting.sampling)
+    chosen = np.sort(chosen)
     lost = _coins(seed, "lost", round_, chosen, dropout)
     kept = chosen[~lost]
     return Cohort(kept, _occurrences(kept), _coins(seed, "late", round_, kept, late), len(chosen), int(lost.sum()))

@@ -29,6 +29,7 @@ class ServerState:
     velocity: Tree  # server momentum; empty without
     late: Tree  # sum of messages that arrived late, and its weight; empty where no client is late
     round: Array  # rounds done
+    clients: Tree  # [clients, ...] what is remembered of each client; empty where no defence remembers anything
 
 
 @jax.tree_util.register_dataclass
@@ -65,7 +66,7 @@ class ServerRule:
     keeps_late: bool
 
 
-def initial_state(rule: ServerRule, params: Params) -> ServerState:
+def initial_state(rule: ServerRule, params: Params, clients: Tree | None = None) -> ServerState:
     """The state before the first round. Every leaf is a copy of its own, so that buffers may be donated."""
     zeros = jax.tree.map(jnp.zeros_like, params)
     return ServerState(
@@ -73,6 +74,7 @@ def initial_state(rule: ServerRule, params: Params) -> ServerState:
         velocity=zeros if rule.server_momentum else {},
         late={"total": jax.tree.map(jnp.copy, zeros), "weight": _zero(params)} if rule.keeps_late else {},
         round=jnp.zeros((), jnp.int32),
+        clients=clients or {},
     )
 
 
@@ -88,10 +90,25 @@ def empty_sum(rule: ServerRule, params: Params) -> Sum:
     return Sum(zeros, zero, late, count, count, zero, zero)
 
 
+def all_finite(message: Tree) -> Array:
+    """[clients]: whether a client's message is finite in every value."""
+    leaves = jax.tree.leaves(message)
+    return jnp.stack([jnp.isfinite(a).reshape(a.shape[0], -1).all(axis=1) for a in leaves]).all(axis=0)
+
+
+def remember(clients: Tree, ids: Array, answers: Answers, memory: Tree) -> Tree:
+    """Stores what is now remembered of the clients that answered; of padding and broken answers nothing changes."""
+    if not clients:
+        return clients
+    count = jax.tree.leaves(clients)[0].shape[0]
+    where = jnp.where((answers.weight > 0) & all_finite(answers.message), ids, count)  # out of range is dropped
+    kept = {**memory, **({"loss": answers.loss} if "loss" in clients else {})}
+    return jax.tree.map(lambda old, new: old.at[where].set(new, mode="drop"), clients, kept)
+
+
 def collect(rule: ServerRule, so_far: Sum, answers: Answers) -> Sum:
     """Adds the answers of a chunk of clients to the sum."""
-    leaves = jax.tree.leaves(answers.message)
-    finite = jnp.stack([jnp.isfinite(a).reshape(a.shape[0], -1).all(axis=1) for a in leaves]).all(axis=0)
+    finite = all_finite(answers.message)
     present = answers.weight > 0
     message = jax.tree.map(lambda a: jnp.where(_like(finite, a), a, 0.0), answers.message)
     norm = jnp.sqrt(sum(jnp.square(a).reshape(a.shape[0], -1).sum(axis=1) for a in jax.tree.leaves(message)))
@@ -143,4 +160,4 @@ def advance(task: Task, rule: ServerRule, state: ServerState, summed: Sum, round
     for place, stage in enumerate(filters(task.defenses, "finish")):
         at = At(task.setting, keys.device(round_key, "finish", place), state.round, lr, divisor)
         params = stage(params, at)
-    return ServerState(params, velocity, summed.late, state.round + 1)
+    return ServerState(params, velocity, summed.late, state.round + 1, state.clients)

@@ -20,7 +20,6 @@ import numpy as np
 
 from fedveil.data.dataset import Dataset
 from fedveil.data.partition import Partition
-from fedveil.defenses.base import filters
 from fedveil.errors import RunError
 from fedveil.models.layers import Array, Params
 from fedveil.rounds import client as client_part
@@ -146,7 +145,16 @@ class Simulator:
         if params is None:
             params = self.task.model.init(keys.device(self._root, "init"))
         params = jax.tree.map(lambda a: jnp.asarray(a, self.task.dtype), params)
-        return server.initial_state(self.rule, params)
+        return server.initial_state(self.rule, params, self._blank_memory(params))
+
+    def _blank_memory(self, params: Params) -> Tree:
+        """[clients, ...] of what stateful defences remember, and the losses where a selection reads them."""
+        clients = self.task.setting.clients
+        one = client_part.initial_memory(self.task, params)
+        memory = jax.tree.map(lambda a: jnp.broadcast_to(a, (clients, *a.shape)) + jnp.zeros((), a.dtype), one)
+        if any(d.reads_losses for d in self.task.defenses):
+            memory["loss"] = jnp.full(clients, jnp.nan, self.task.dtype)
+        return memory
 
     @_precise
     def adopt(self, state: ServerState) -> ServerState:
@@ -156,68 +164,81 @@ class Simulator:
     @_precise
     def round(self, state: ServerState, number: int) -> tuple[ServerState, RoundReport]:
         """One round. `number` is `state.round` as a plain number, so that nothing waits for the device."""
-        stages = filters(self.task.defenses, "select")
-        cohort = plan.draw_cohort(
-            self.seed,
-            number,
-            self.task.setting,
-            self.faults.dropout,
-            self.faults.late,
-            select=stages[0] if stages else None,
-        )
+        cohort = self._cohort(state, number)
         round_key, lr = self.round_key(number), jnp.asarray(self.schedule.at(number), self.task.dtype)
         collect = self._collect_vectorised if self.engine == "vectorised" else self._collect_reference
-        summed = collect(state.params, cohort, number, round_key, lr)
+        summed, clients = collect(state, cohort, number, round_key, lr)
         # The state is donated to the step, so the report keeps the counters alone.
-        report = RoundReport(
-            number, cohort.chosen, cohort.lost, int(cohort.late.sum()), replace(summed, total={}, late={})
+        counters = replace(summed, total={}, late={})
+        report = RoundReport(number, cohort.chosen, cohort.lost, int(cohort.late.sum()), counters)
+        return self._advance(replace(state, clients=clients), summed, round_key, lr), report
+
+    def _cohort(self, state: ServerState, number: int) -> plan.Cohort:
+        """Who takes part: by a defence's `select` where there is one, else by the sampling law."""
+        chooser = next((d for d in self.task.defenses if d.fills("select")), None)
+        chosen = None
+        if chooser is not None:
+            losses = np.asarray(state.clients["loss"]) if chooser.reads_losses else None
+            chosen = chooser.select(keys.host(self.seed, "cohort", number), number, self.task.setting, losses)
+        return plan.draw_cohort(
+            self.seed, number, self.task.setting, self.faults.dropout, self.faults.late, chosen=chosen
         )
-        return self._advance(state, summed, round_key, lr), report
 
     def round_key(self, number: int) -> Array:
         return jax.random.fold_in(self._root, number)
 
-    def _collect_vectorised(self, params: Params, cohort: plan.Cohort, number: int, round_key: Array, lr: Array) -> Sum:
-        summed = self._empty(params)
+    def _collect_vectorised(
+        self, state: ServerState, cohort: plan.Cohort, number: int, round_key: Array, lr: Array
+    ) -> tuple[Sum, Tree]:
+        summed, clients = self._empty(state.params), state.clients
         for part in _chunks(cohort, self.chunk):
             batches = plan.draw_batches(self.law, self.partition, self.seed, number, part, self.widths)
             missing = self.chunk - len(part.clients)
             weight = self.weights[part.clients].astype(self.task.dtype)
             arrays = (batches.index, batches.mask, batches.steps, part.clients, part.occurrence, weight, part.late)
             padded = [np.pad(a, [(0, missing)] + [(0, 0)] * (a.ndim - 1)) for a in arrays]
-            summed = self._chunk(summed, params, self.x, self.y, *padded, round_key, np.int32(number), lr)
-        return summed
+            summed, clients = self._chunk(
+                (summed, clients), state.params, self.x, self.y, *padded, round_key, np.int32(number), lr
+            )
+        return summed, clients
 
-    def _collect_reference(self, params: Params, cohort: plan.Cohort, number: int, round_key: Array, lr: Array) -> Sum:
-        summed = self._empty(params)
+    def _collect_reference(
+        self, state: ServerState, cohort: plan.Cohort, number: int, round_key: Array, lr: Array
+    ) -> tuple[Sum, Tree]:
+        summed, clients = self._empty(state.params), state.clients
         for place, c in enumerate(cohort.clients):
             one = _part(cohort, slice(place, place + 1))
-            message, loss = self.reference_client(params, int(c), int(one.occurrence[0]), number, round_key, lr)
+            known = jax.tree.map(lambda a, c=int(c): a[c], _without_loss(clients))
+            message, loss, memory = self.reference_client(
+                state.params, int(c), int(one.occurrence[0]), number, round_key, lr, known
+            )
             answers = Answers(
                 message=jax.tree.map(lambda a: a[None], message),
                 weight=jnp.asarray(self.weights[one.clients], self.task.dtype),
                 late=jnp.asarray(one.late),
                 loss=jnp.asarray([loss], self.task.dtype),
             )
+            memory = jax.tree.map(lambda a: a[None], memory)
+            clients = server.remember(clients, jnp.asarray(one.clients), answers, memory)
             summed = server.collect(self.rule, summed, answers)
-        return summed
+        return summed, clients
 
     def reference_client(
-        self, params: Params, c: int, occurrence: int, number: int, round_key: Array, lr: Array
-    ) -> tuple[Tree, float]:
+        self, params: Params, c: int, occurrence: int, number: int, round_key: Array, lr: Array, memory: Tree
+    ) -> tuple[Tree, float, Tree]:
         """One client's round, one step after another, each batch exactly as large as it is."""
         now = Now(keys.client_key(round_key, c, occurrence), number, lr)
         rows = self.partition.client(c)
         received = client_part.begin(self.task, params, now)
-        local = client_part.start(self.task, received)
+        local = client_part.start(self.task, received, memory)
         drawn = plan.client_batches(self.law, self.seed, number, c, occurrence, len(rows))
         for place, positions in enumerate(drawn):
             # An empty Poisson batch is a step too: one padded row, masked out.
             index = rows[positions] if len(positions) else rows[:1]
             mask = np.full(len(index), len(positions) > 0)
             local = self._step(local, self.x[index], self.y[index], mask, place, now)
-        message = client_part.end(self.task, params, received, local.params, now)
-        return message, float(local.loss) / max(1, len(drawn))
+        message, memory = client_part.end(self.task, params, received, local, now)
+        return message, float(local.loss) / max(1, len(drawn)), memory
 
     # --- observing
 
@@ -244,7 +265,8 @@ class Simulator:
         found: dict[str, Tree] = {tap: {} for tap in taps & {"example", "batch"}}
         outside = Seen(taps & {"broadcast", "client", "server"})
         received = client_part.begin(self.task, state.params, now, outside)
-        local = client_part.start(self.task, received)
+        memory = jax.tree.map(lambda a: a[c], _without_loss(state.clients))
+        local = client_part.start(self.task, received, memory)
         drawn = plan.client_batches(self.law, self.seed, number, c, 0, len(rows))
         for place, positions in enumerate(drawn):
             index = rows[positions] if len(positions) else rows[:1]
@@ -253,7 +275,7 @@ class Simulator:
             local = client_part.step(self.task, local, self.x[index], self.y[index], mask, place, now, inside)
             for tap, value in inside.values.items():
                 found[tap][place] = value
-        client_part.end(self.task, state.params, received, local.params, now, outside)
+        client_part.end(self.task, state.params, received, local, now, outside)
         found |= outside.values
         if "release" in taps:
             found["release"] = state.params
@@ -280,29 +302,37 @@ class Simulator:
 def _chunk_sum(
     task: Task,
     rule: ServerRule,
-    so_far: Sum,
+    so_far: tuple[Sum, Tree],
     params: Params,
     x: Array,
     y: Array,
     index: Array,
     mask: Array,
     steps: Array,
-    clients: Array,
+    ids: Array,
     occurrence: Array,
     weight: Array,
     late: Array,
     round_key: Array,
     number: Array,
     lr: Array,
-) -> Sum:
-    """Rounds of a chunk of clients, added to the sum."""
+) -> tuple[Sum, Tree]:
+    """Rounds of a chunk of clients, added to the sum; and what is now remembered of each client."""
+    summed, clients = so_far
 
-    def one(index: Array, mask: Array, steps: Array, c: Array, again: Array) -> tuple[Tree, Array]:
+    def one(index: Array, mask: Array, steps: Array, c: Array, again: Array, memory: Tree) -> tuple[Tree, Array, Tree]:
         now = Now(keys.client_key(round_key, c, again), number, lr)
-        return client_part.whole(task, params, x, y, index, mask, steps, now)
+        return client_part.whole(task, params, x, y, index, mask, steps, memory, now)
 
-    message, loss = jax.vmap(one)(index, mask, steps, clients, occurrence)
-    return server.collect(rule, so_far, Answers(message, weight, late, loss))
+    known = jax.tree.map(lambda a: a[ids], _without_loss(clients))
+    message, loss, memory = jax.vmap(one)(index, mask, steps, ids, occurrence, known)
+    answers = Answers(message, weight, late, loss)
+    return server.collect(rule, summed, answers), server.remember(clients, ids, answers, memory)
+
+
+def _without_loss(clients: Tree) -> Tree:
+    """The memory that belongs to defences; losses are the server's."""
+    return {place: memory for place, memory in clients.items() if place != "loss"}
 
 
 def client_weights(kind: str, partition: Partition) -> np.ndarray:

@@ -102,7 +102,7 @@ def test_a_diverging_client_does_not_spoil_the_model():
     settings = {
         "data": {"partition": "iid", "clients": 4},
         "model": {"name": "logistic"},
-        "train": {"rounds": 2, "per_round": 4, "local_steps": 3, "batch": 2, "lr": 1e20},
+        "train": {"rounds": 2, "per_round": 4, "local_steps": 3, "batch": 2, "lr": 1e6},
     }
     result = fedveil.train(settings, data=(x, y, np.ones((4, 4), np.float32), np.zeros(4, int)))
     assert result.history[0]["not_finite"] == 4

@@ -1,0 +1,134 @@
+"""Clipping: what bounds one contribution, and the fused backward pass that clips without keeping example gradients.
+
+Sensitivity. `scope = layerwise` bounds the L2 norm of each layer (its weights and bias together) by `bound`, so the whole
+gradient of M layers by √M·bound; `flat` bounds the whole by `bound`. A contribution that is not finite, or whose norm
+overflows, becomes zero: the bound holds for any input whatever.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedveil.models.layers import Array, LayerParams, Params
+
+Tree = Any
+
+# The bound is kept after rounding too: factors are a hair smaller than bound / norm.
+_HAIR = 1.0 - 2.0**-20
+
+
+def factor(norm: Array, bound: Array | float) -> Array:
+    """What to multiply by so that a norm does not exceed the bound; zero where the norm is not finite."""
+    tiny = 1e-30  # a zero norm needs no clipping and must not divide
+    shrink = jnp.minimum(1.0, bound * _HAIR / jnp.maximum(norm, tiny))
+    return jnp.where(jnp.isfinite(norm), shrink, 0.0)
+
+
+def groups(params: Params, scope: str) -> int:
+    """M: how many parts are clipped apart."""
+    return len(params) if scope == "layerwise" else 1
+
+
+def layer_norms(each: Params) -> dict[str, Array]:
+    """L2 norm of every layer of every example: the leaves have a leading axis over examples."""
+    return {name: jnp.sqrt(_squares(layer)) for name, layer in each.items()}
+
+
+def _squares(layer: Tree) -> Array:
+    return jnp.stack([jnp.square(a).reshape(a.shape[0], -1).sum(axis=1) for a in jax.tree.leaves(layer)]).sum(axis=0)
+
+
+def clip_examples(each: Params, bound: Array | float | dict[str, Array], scope: str) -> Params:
+    """Every example's gradient clipped; `bound` may differ by layer."""
+    norms = layer_norms(each)
+    if scope == "flat":
+        whole = jnp.sqrt(sum(jnp.square(n) for n in norms.values()))
+        norms = dict.fromkeys(norms, whole)
+    clipped = {}
+    for name, layer in each.items():
+        limit = bound[name] if isinstance(bound, dict) else bound
+        scale = factor(norms[name], limit)
+        clipped[name] = {k: _scaled(a, scale) for k, a in layer.items()}
+    return clipped
+
+
+def _scaled(a: Array, scale: Array) -> Array:
+    """`a` times a factor per example; where the factor is zero the result is zero, even if `a` is not finite."""
+    wide = scale.reshape(scale.shape + (1,) * (a.ndim - 1))
+    return jnp.where(wide > 0, a * wide, 0.0)
+
+
+def clip_one(tree: Params, bound: Array | float, scope: str) -> Params:
+    """One contribution clipped (an update, a model)."""
+    lifted = jax.tree.map(lambda a: a[None], tree)
+    return jax.tree.map(lambda a: a[0], clip_examples(lifted, bound, scope))
+
+
+def clip_l1(tree: Tree, bound: Array | float) -> Tree:
+    """One contribution scaled so that the sum of absolute values over all parameters does not exceed the bound."""
+    norm = jnp.stack([jnp.abs(a).sum() for a in jax.tree.leaves(tree)]).sum()
+    scale = factor(norm, bound)
+    return jax.tree.map(lambda a: jnp.where(scale > 0, a * scale, 0.0), tree)
+
+
+# --- fused: layerwise clipping inside one backward pass
+
+
+def clipping_linear(bound: Array) -> Any:
+    """A `linear` whose backward pass gives the sum of the clipped example gradients of its layer.
+
+    With layerwise clipping a layer's clipped gradient depends on that layer's input and cotangent alone, and clipping does
+    not change what is passed on to earlier layers. So the ordinary backward pass of the summed loss does all the work.
+    """
+
+    def apply(name: str, params: LayerParams, x: Array) -> Array:
+        return _linear(params, x, bound)
+
+    return apply
+
+
+@jax.custom_vjp
+def _linear(params: LayerParams, x: Array, bound: Array) -> Array:
+    y = x @ params["w"]
+    return y + params["b"] if "b" in params else y
+
+
+def _forward(params: LayerParams, x: Array, bound: Array) -> tuple[Array, tuple[LayerParams, Array, Array]]:
+    return _linear(params, x, bound), (params, x, bound)
+
+
+def _backward(saved: tuple[LayerParams, Array, Array], g: Array) -> tuple[LayerParams, Array, Array]:
+    params, x, bound = saved
+    gradient = _dense_gradient if x.ndim == 2 else _conv_gradient
+    return gradient(params, x, g, bound), g @ params["w"].T, jnp.zeros_like(bound)
+
+
+_linear.defvjp(_forward, _backward)
+
+
+def _dense_gradient(params: LayerParams, x: Array, g: Array, bound: Array) -> LayerParams:
+    """One position per example: the norm of an outer product is the product of the norms."""
+    inputs = jnp.square(x).sum(axis=1) + ("b" in params)
+    scale = factor(jnp.sqrt(inputs * jnp.square(g).sum(axis=1)), bound)
+    g = _scaled(g, scale)
+    x = jnp.where((scale > 0)[:, None], x, 0.0)  # what is left out must not enter as 0 · ∞
+    gradient = {"w": x.T @ g}
+    return {**gradient, "b": g.sum(axis=0)} if "b" in params else gradient
+
+
+def _conv_gradient(params: LayerParams, x: Array, g: Array, bound: Array) -> LayerParams:
+    """Many positions per example: example gradients as one batched product, then norms, then a weighted sum."""
+    each: LayerParams = {"w": jnp.einsum("bpk,bpm->bkm", x, g)}
+    if "b" in params:
+        each["b"] = g.sum(axis=1)
+    scale = factor(jnp.sqrt(_squares(each)), bound)
+    return {name: _scaled(a, scale).sum(axis=0) for name, a in each.items()}
+
+
+def sensitivity(bound: float, layers: int, scope: str) -> float:
+    """The L2 norm that one contribution can have at most."""
+    return bound * math.sqrt(layers) if scope == "layerwise" else bound
