@@ -18,6 +18,7 @@ from fedveil.data.catalog import DATASETS, DatasetInfo
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.split import SPLITS
 from fedveil.defenses.catalog import DEFENSES
+from fedveil.defenses.catalog import keys as defense_keys
 from fedveil.models.catalog import MODELS
 from fedveil.privacy.taps import TAPS
 
@@ -58,7 +59,9 @@ def config_page() -> str:
         "One defence, or several in order as `[[defense]]`. On the command line `-s defense.key=value` sets the first, "
         "`-s defense.1.key=value` the second. `name` says which; the other keys are the defence's own.",
         "",
-        *table(("name", "keys"), ((f"`{info.name}`", code(info.keys) or "none") for info in DEFENSES.values())),
+        *table(
+            ("name", "keys"), ((f"`{kind.name}`", code(defense_keys(kind)) or "none") for kind in DEFENSES.values())
+        ),
     ]
     return "\n".join(lines)
 
@@ -127,7 +130,8 @@ def names_page() -> str:
     lines += ["## Splits", "", *table(("name", "what"), ((f"`{n}`", text) for n, text in SPLITS.items()))]
     lines += ["## Partitions", "", *_described(PARTITIONS.values())]
     lines += ["## Models", "", *_described(MODELS.values())]
-    lines += ["## Defences", "", *_described(DEFENSES.values())]
+    defenses = ((f"`{kind.name}`", kind.summary, code(defense_keys(kind))) for kind in DEFENSES.values())
+    lines += ["## Defences", "", *table(("name", "what", "keys"), defenses)]
     lines += ["## Taps", "", *table(("name", "what"), ((f"`{n}`", text) for n, text in TAPS.items()))]
     return "\n".join(lines)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -11,7 +11,8 @@ from fedveil.config import Config, resolve
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.data.partition import Partition, make_partition
-from fedveil.defenses.base import Setting
+from fedveil.data.split import cut_share
+from fedveil.defenses.base import Setting, View
 from fedveil.defenses.catalog import make_all
 from fedveil.errors import ConfigError
 from fedveil.models.build import Choices, build
@@ -40,10 +41,19 @@ def prepare(config: Config, *, dataset: Dataset | None = None, model: Model | No
     """
     config = resolve(config)
     data = config.data
+    share = max(defense.public_share(data.name) for defense in make_all(config.defense))
     if dataset is None:
         dataset = load(
-            data.name, dir=data.dir, split=data.split, min_images=data.min_images, size=data.size, file=data.file
+            data.name,
+            dir=data.dir,
+            split=data.split,
+            min_images=data.min_images,
+            size=data.size,
+            file=data.file,
+            public=share,
         )
+    elif share and dataset.public is None:
+        dataset = _with_public(dataset, share)
     partition = make_partition(
         data.partition or "shards",
         dataset.train.y,
@@ -56,6 +66,8 @@ def prepare(config: Config, *, dataset: Dataset | None = None, model: Model | No
     )
     law = _batch_law(config, partition)
     task = _task(config, dataset, partition, law, model)
+    view = View(replace(task, defenses=()), dataset, partition, law, config.train.seed)
+    task = replace(task, defenses=tuple(defense.prepare(view) for defense in task.defenses))
     train, speed = config.train, config.speed
     assert train.lr is not None and train.lr_end is not None and train.rounds is not None
     simulator = Simulator(
@@ -71,6 +83,15 @@ def prepare(config: Config, *, dataset: Dataset | None = None, model: Model | No
         chunk=None if speed.chunk == "auto" else speed.chunk,
     )
     return Federation(config, dataset, partition, simulator, own_model=model is not None)
+
+
+def _with_public(dataset: Dataset, share: float) -> Dataset:
+    """A caller's own dataset with a public set for the server, cut from the test part wherever that is."""
+    if dataset.test is not None:
+        public, rest = cut_share(dataset.test, share)
+        return replace(dataset, public=public, test=rest)
+    public, rest = cut_share(dataset.held_out, share)
+    return replace(dataset, public=public, held_out=rest)
 
 
 def _batch_law(config: Config, partition: Partition) -> BatchLaw:

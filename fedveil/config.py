@@ -11,12 +11,21 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from fedveil.data.catalog import DATASETS
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.split import SPLITS
 from fedveil.defenses.catalog import PRIVATE, make_all, resolved
+from fedveil.defenses.squeeze import Squeeze
 from fedveil.errors import ConfigError, did_you_mean, unknown_name
 from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS
 from fedveil.validation import one_line
@@ -65,6 +74,14 @@ class DataConfig(Section):
     split: str = Field("fed-cdp", description="whose split: fed-cdp (validation), cpl (test), dpfl (test less public)")
     file: str | None = Field(None, description="with name = file: an .npz with x, y and optionally x_test, y_test")
     dir: str | None = Field(None, description="folders to look in, before FEDVEIL_DATA")
+
+    @field_validator("file", "dir")
+    @classmethod
+    def _writable(cls, path: str | None, info: ValidationInfo) -> str | None:
+        """A path that is not UTF-8 reaches us with surrogates, which no config.toml can hold."""
+        if path is not None and any("\ud800" <= c <= "\udfff" for c in path):
+            raise ConfigError(f"data.{info.field_name}", path, "takes a path in UTF-8: rename it, or link to it")
+        return path
 
 
 class ModelConfig(Section):
@@ -330,13 +347,14 @@ def _resolve_train(config: Config) -> TrainConfig:
         takes = "needs a defence with a privacy account: without one no budget can be kept, so leave it out"
         raise ConfigError("train.budget", train.budget.model_dump(), takes)
     rounds = train.rounds or info.rounds
+    squeezed = next((d.steps for d in make_all(config.defense) if isinstance(d, Squeeze)), None)
     return train.model_copy(
         update={
             "rounds": rounds,
             "per_round": per_round,
             "sampling": sampling,
             "batching": train.batching if train.batching != "auto" else ("poisson" if private else "shuffle"),
-            "local_steps": train.local_steps or (None if train.local_epochs else info.local_steps),
+            "local_steps": train.local_steps or (None if train.local_epochs else squeezed or info.local_steps),
             "batch": train.batch or info.batch,
             "lr": train.lr or info.lr,
             "lr_end": train.lr_end or train.lr or info.lr,

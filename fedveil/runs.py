@@ -80,8 +80,9 @@ class RunFolder:
                 "--out", str(path), "holds a run already: use --resume to go on with it, or another folder"
             )
         try:
+            str(path).encode()  # run.json will name it
             path.mkdir(parents=True, exist_ok=True)
-        except (OSError, ValueError) as error:  # ValueError: a path that no folder can have
+        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path that no folder can have
             reason = getattr(error, "strerror", None) or error
             raise ConfigError("--out", str(path), f"cannot be made ({reason}): give a folder you can write") from None
         return cls(path)

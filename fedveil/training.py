@@ -206,7 +206,7 @@ class _Training:
             run=self.run.path if self.run else None,
             params=state.params,
             history=self.history,
-            ledger=ledger.rows(rounds),
+            ledger=ledger.rows(self.simulator.task.defenses, self.simulator.task.setting, rounds),
         )
         if self.run is not None:
             with self.run.writing():

@@ -15,7 +15,7 @@ from fedveil import config
 from fedveil.cli.main import _optional_resume, app
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
 
 def blocks(page, language):
@@ -91,3 +91,14 @@ def test_every_dependency_is_justified():
     page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
     named = [re.split(r"[\[<>=~! ]", text)[0] for text in project["dependencies"]]
     assert re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE) == named
+
+
+def test_every_defence_has_a_page_with_its_keys():
+    from fedveil.defenses.catalog import DEFENSES, keys
+
+    for name, kind in DEFENSES.items():
+        page = (ROOT / "docs" / "defenses" / f"{name}.md").read_text(encoding="utf-8")
+        assert page.startswith(f"# {name}"), name
+        assert "Use when" in page and "not protect" in page, name
+        missing = [key for key in keys(kind) if f"`{key}`" not in page]
+        assert not missing, (name, missing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -166,7 +167,13 @@ def _commands() -> list[str]:
 
 def entry() -> None:
     """The console script."""
-    sys.exit(main())
+    code = main()
+    if code == INTERRUPTED:
+        # Leaving in the usual way would wait for what the device still computes, or crash in the midst of a compilation.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from rich.progress import (
 from fedveil.cli import show
 from fedveil.config import Config, load
 from fedveil.errors import ConfigError, Interrupted
+from fedveil.privacy.ledger import TAPS, Row
 
 
 class Bar:
@@ -119,9 +120,18 @@ def _train(config: Config | None, path: Path | None, json: bool, title: str = "T
         ("loss", result.loss),
         ("rounds", f"{result.rounds} with {settled.train.per_round} clients each"),
         ("seconds", f"{result.seconds:.2f} (and {result.compile_seconds:.2f} to compile)"),
-        ("privacy", "none: training is not private, every tap is open"),
+        ("privacy", _privacy(result.ledger)),
         ("run", str(result.run)),
     ]
     show.print_table(title, ("what", "result"), described)
     if federation.dataset.note:
         show.note(f"note: {federation.dataset.note}")
+
+
+def _privacy(rows: list[Row]) -> str:
+    """The taps that nothing protects, in one line."""
+    closed = sorted({row.tap for row in rows if not row.reason.startswith("open")})
+    if not closed:
+        return "none: every tap is open"
+    still_open = [tap for tap in TAPS if tap not in closed]
+    return f"noise at {', '.join(closed)}" + (f"; open: {', '.join(still_open)}" if still_open else "")

@@ -22,6 +22,7 @@ only, so that listing and accounting stay quick.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -31,6 +32,11 @@ from fedveil.privacy.events import Release
 if TYPE_CHECKING:
     import jax
     import numpy as np
+
+    from fedveil.data.dataset import Dataset
+    from fedveil.data.partition import Partition
+    from fedveil.rounds.client import Task
+    from fedveil.rounds.plan import BatchLaw
 
 Tree = Any
 
@@ -62,9 +68,21 @@ class At:
 
     setting: Setting
     key: jax.Array  # already narrowed to this stage at this round, client and step
+    shared: jax.Array  # the same for all clients of the round, not narrowed: fold a number of your own into it
     round: jax.Array | int
     lr: jax.Array | float
     divisor: jax.Array | float = 1.0  # what the sum at this stage is divided by afterwards
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """The federation before its first round, for defences that measure or set aside something once (`prepare`)."""
+
+    task: Task  # without defences
+    dataset: Dataset
+    partition: Partition
+    law: BatchLaw
+    seed: int
 
 
 class Defense:
@@ -76,6 +94,30 @@ class Defense:
 
     stateful: ClassVar[bool] = False  # keeps something per client from round to round, see `initial_memory`
     reads_losses: ClassVar[bool] = False  # `select` looks at the losses that clients reported last
+
+    held: ClassVar[Any] = None  # what `prepare` found; no key of the config
+
+    def public_share(self, dataset: str) -> float:
+        """The share of the test part that the server takes for itself as a public set."""
+        return 0.0
+
+    def prepare(self, view: View) -> Defense:
+        """Called once before training. Raises `ConfigError` where the model or the data do not fit."""
+        return self
+
+    def holding(self, held: Any) -> Defense:
+        """This defence with something in its hands. Subclasses that use it are told apart by identity (`eq=False`)."""
+        made = copy.copy(self)
+        object.__setattr__(made, "held", held)
+        return made
+
+    def initial_memories(self, params: Tree, clients: int) -> Tree:
+        """[clients, ...] `initial_memory` of every client: the same for all, unless it is measured at each."""
+        import jax
+        import jax.numpy as jnp
+
+        one = self.initial_memory(params)
+        return jax.tree.map(lambda a: jnp.broadcast_to(a, (clients, *a.shape)) + jnp.zeros((), a.dtype), one)
 
     def initial_memory(self, params: Tree) -> Tree:
         """What a stateful defence remembers of each client before its first round, in the shape it will keep."""

@@ -9,13 +9,25 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from fedveil.defenses.base import Defense
+from fedveil.defenses.dgc import DGC
+from fedveil.defenses.dpfl import DPFL
+from fedveil.defenses.dssgd import DSSGD
 from fedveil.defenses.fed_cdp import FedCDP
 from fedveil.defenses.fed_sdp import FedSDP
+from fedveil.defenses.gradient_noise import GradientNoise
+from fedveil.defenses.lip import LIP
+from fedveil.defenses.nbafl import NbAFL
 from fedveil.defenses.none import NoDefense
+from fedveil.defenses.prune import Prune
+from fedveil.defenses.squeeze import Squeeze
+from fedveil.defenses.two_dp import TwoDP
 from fedveil.errors import ConfigError, did_you_mean, unknown_name
 from fedveil.validation import one_line
 
-DEFENSES: dict[str, type[Defense]] = {kind.name: kind for kind in (NoDefense, FedSDP, FedCDP)}
+DEFENSES: dict[str, type[Defense]] = {
+    kind.name: kind
+    for kind in (NoDefense, FedSDP, FedCDP, TwoDP, NbAFL, DPFL, LIP, DSSGD, Prune, DGC, GradientNoise, Squeeze)
+}
 
 # Defences with a privacy account: `auto` sampling then takes what can be certified tightly.
 PRIVATE: frozenset[str] = frozenset(name for name, kind in DEFENSES.items() if kind.private)
@@ -79,5 +91,6 @@ def make_all(defenses: list[Any]) -> tuple[Defense, ...]:
 
 
 def resolved(defense: Defense) -> dict[str, Any]:
-    """A defence as its table, every key filled in."""
-    return {"name": defense.name, **dataclasses.asdict(defense)}  # type: ignore[call-overload]
+    """A defence as its table, every key filled in that has a value."""
+    filled = {key: value for key, value in dataclasses.asdict(defense).items() if value is not None}  # type: ignore[call-overload]
+    return {"name": defense.name, **filled}

@@ -51,7 +51,6 @@ class Net:
         """Whether training draws random numbers inside the network."""
         return any(isinstance(layer, Dropout) and layer.rate > 0 for layer in self.layers)
 
-
     @property
     def all_linear(self) -> bool:
         """Whether all parameters belong to dense layers and convolutions, each used once."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+
+from fedveil.defenses.base import Defense, Setting
+from fedveil.privacy.events import Release
 
 TAPS = ("example", "client", "server", "broadcast", "release")
 UNITS = ("example", "image", "client")
@@ -28,11 +32,23 @@ class Row:
         return {**asdict(self), "assumptions": list(self.assumptions)}
 
 
-def rows(rounds: int) -> list[Row]:
-    """The account of training without a defence: every tap open, so every ε is null."""
-    reason = "no mechanism bounds what this tap shows: training is not private"
-    return [
-        Row(tap, unit, "pld", "none", False, "zero-out", None, None, reason, (), rounds)
-        for tap in TAPS
-        for unit in UNITS
-    ]
+def rows(defenses: Sequence[Defense], setting: Setting, rounds: int) -> list[Row]:
+    """A row per tap and unit: what stands between the unit and the tap.
+
+    ε is null throughout: where nothing protects a tap no number would be true, and where a mechanism does, this version
+    states the mechanism and its noise multiplier but does not compose it over rounds.
+    """
+    declared = [release for defense in defenses for release in defense.events(setting)]
+    return [_row(tap, unit, declared, rounds) for tap in TAPS for unit in UNITS]
+
+
+def _row(tap: str, unit: str, declared: list[Release], rounds: int) -> Row:
+    found = [r for r in declared if r.tap == tap and r.unit == ("example" if unit == "image" else unit)]
+    if not found:
+        reason = "open: no mechanism bounds what this tap shows of this unit"
+        return Row(tap, unit, "pld", "none", False, "zero-out", None, None, reason, (), rounds)
+    release = max(found, key=lambda r: (r.covered, r.multiplier))
+    reason = f"{release.law} noise, z = {release.multiplier:.4g} per {release.uses}; not composed in this version"
+    if not release.covered:
+        reason = f"not covered by a certificate: {release.reason}"
+    return Row(tap, unit, "pld", "none", False, "zero-out", None, None, reason, release.assumes, rounds)

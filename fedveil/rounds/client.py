@@ -53,9 +53,10 @@ class Task:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Now:
-    """The round's traced numbers, and the key of the client (folded with its id)."""
+    """The round's traced numbers; the key of the client (folded with its id) and the one that all of them share."""
 
     key: Array
+    shared: Array
     round: Array | int
     lr: Array | float
 
@@ -97,11 +98,6 @@ def begin(task: Task, params: Params, now: Now, seen: Seen = NOTHING) -> Params:
 def start(task: Task, received: Params, memory: Tree | None = None) -> Local:
     """Local state before the first step; the local optimiser starts afresh in every round."""
     return Local(received, task.transform.init(received), jnp.zeros((), task.dtype), memory or {})
-
-
-def initial_memory(task: Task, params: Params) -> Tree:
-    """What the stateful defences remember of a client that never took part; empty where none is stateful."""
-    return {str(place): d.initial_memory(params) for place, d in enumerate(task.defenses) if d.stateful}
 
 
 def _pass(task: Task, stage: str, value: Tree, memory: Tree, at: Callable[[int], At]) -> tuple[Tree, Tree]:
@@ -259,4 +255,4 @@ def _draws(model: Model) -> bool:
 
 
 def _at(task: Task, now: Now, purpose: str, *numbers: int | Array, divisor: Array | float = 1.0) -> At:
-    return At(task.setting, keys.device(now.key, purpose, *numbers), now.round, now.lr, divisor)
+    return At(task.setting, keys.device(now.key, purpose, *numbers), now.shared, now.round, now.lr, divisor)

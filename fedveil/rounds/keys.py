@@ -25,6 +25,9 @@ PURPOSES = {
     "upload": 11,
     "aggregate": 12,
     "finish": 13,
+    "shared": 14,  # one draw for all clients of a round
+    "round": 15,
+    "client": 16,
 }
 
 
@@ -46,6 +49,19 @@ def root(seed: int) -> jax.Array:
     return jax.random.key(seed, impl="threefry2x32")
 
 
-def client_key(round_key: jax.Array, client: int | jax.Array, occurrence: int | jax.Array) -> jax.Array:
+# Every number is folded in below a purpose, so that no two things that are drawn can have the same key.
+
+
+def round_key(root_key: jax.Array, number: int | jax.Array) -> jax.Array:
+    """The key of one round."""
+    return device(root_key, "round", number)
+
+
+def client_key(of_round: jax.Array, client: int | jax.Array, occurrence: int | jax.Array) -> jax.Array:
     """The key of one client in one round; `occurrence` tells apart the draws of a client taken twice in a cohort."""
-    return jax.random.fold_in(jax.random.fold_in(round_key, client), occurrence)
+    return device(of_round, "client", client, occurrence)
+
+
+def shared_key(of_round: jax.Array) -> jax.Array:
+    """The key of what all clients of a round have in common."""
+    return device(of_round, "shared")

@@ -150,7 +150,8 @@ def advance(task: Task, rule: ServerRule, state: ServerState, summed: Sum, round
     nominal = task.setting.sampling == "poisson"
     divisor = jnp.asarray(task.setting.per_round, weight.dtype) if nominal else weight
     for place, stage in enumerate(filters(task.defenses, "aggregate")):
-        at = At(task.setting, keys.device(round_key, "aggregate", place), state.round, lr, divisor)
+        key = keys.device(round_key, "aggregate", place)
+        at = At(task.setting, key, key, state.round, lr, divisor)
         total = stage(total, at)
     change = jax.tree.map(lambda t: t / jnp.where(divisor > 0, divisor, 1.0), total)
     velocity = state.velocity
@@ -158,6 +159,7 @@ def advance(task: Task, rule: ServerRule, state: ServerState, summed: Sum, round
         change = velocity = jax.tree.map(lambda v, c: rule.server_momentum * v + c, velocity, change)
     params = jax.tree.map(lambda p, c: p + rule.server_lr * c, state.params, change)
     for place, stage in enumerate(filters(task.defenses, "finish")):
-        at = At(task.setting, keys.device(round_key, "finish", place), state.round, lr, divisor)
+        key = keys.device(round_key, "finish", place)
+        at = At(task.setting, key, key, state.round, lr, divisor)
         params = stage(params, at)
     return ServerState(params, velocity, summed.late, state.round + 1, state.clients)

@@ -120,7 +120,10 @@ class Simulator:
         self._advance = self._compiled(partial(server.advance, task, rule), donate=True)
         self._empty = self._compiled(partial(server.empty_sum, rule))
         self._scores = self._compiled(partial(_scores, task))
+        # The reference loop's three parts; a client's whole round is never one program there.
+        self._begin = self._compiled(partial(client_part.begin, task))
         self._step = self._compiled(partial(client_part.step, task))
+        self._end = self._compiled(partial(client_part.end, task))
 
     def _compiled(self, function: Callable[..., Any], donate: bool = False) -> Callable[..., Any]:
         """`function` compiled ahead for each set of shapes it meets, so that the time of compiling is known apart."""
@@ -150,8 +153,8 @@ class Simulator:
     def _blank_memory(self, params: Params) -> Tree:
         """[clients, ...] of what stateful defences remember, and the losses where a selection reads them."""
         clients = self.task.setting.clients
-        one = client_part.initial_memory(self.task, params)
-        memory = jax.tree.map(lambda a: jnp.broadcast_to(a, (clients, *a.shape)) + jnp.zeros((), a.dtype), one)
+        stateful = {str(place): d for place, d in enumerate(self.task.defenses) if d.stateful}
+        memory = {place: d.initial_memories(params, clients) for place, d in stateful.items()}
         if any(d.reads_losses for d in self.task.defenses):
             memory["loss"] = jnp.full(clients, jnp.nan, self.task.dtype)
         return memory
@@ -185,7 +188,7 @@ class Simulator:
         )
 
     def round_key(self, number: int) -> Array:
-        return jax.random.fold_in(self._root, number)
+        return keys.round_key(self._root, number)
 
     def _collect_vectorised(
         self, state: ServerState, cohort: plan.Cohort, number: int, round_key: Array, lr: Array
@@ -227,9 +230,9 @@ class Simulator:
         self, params: Params, c: int, occurrence: int, number: int, round_key: Array, lr: Array, memory: Tree
     ) -> tuple[Tree, float, Tree]:
         """One client's round, one step after another, each batch exactly as large as it is."""
-        now = Now(keys.client_key(round_key, c, occurrence), number, lr)
+        now = Now(keys.client_key(round_key, c, occurrence), keys.shared_key(round_key), number, lr)
         rows = self.partition.client(c)
-        received = client_part.begin(self.task, params, now)
+        received = self._begin(params, now)
         local = client_part.start(self.task, received, memory)
         drawn = plan.client_batches(self.law, self.seed, number, c, occurrence, len(rows))
         for place, positions in enumerate(drawn):
@@ -237,7 +240,7 @@ class Simulator:
             index = rows[positions] if len(positions) else rows[:1]
             mask = np.full(len(index), len(positions) > 0)
             local = self._step(local, self.x[index], self.y[index], mask, place, now)
-        message, memory = client_part.end(self.task, params, received, local, now)
+        message, memory = self._end(params, received, local, now)
         return message, float(local.loss) / max(1, len(drawn)), memory
 
     # --- observing
@@ -260,7 +263,8 @@ class Simulator:
         if not 0 <= c < self.partition.clients:
             raise RunError(f"there is no client {c}; clients count from 0 to {self.partition.clients - 1}")
         lr = jnp.asarray(self.schedule.at(number), self.task.dtype)
-        now = Now(keys.client_key(self.round_key(number), c, 0), number, lr)
+        round_key = self.round_key(number)
+        now = Now(keys.client_key(round_key, c, 0), keys.shared_key(round_key), number, lr)
         rows = self.partition.client(c)
         found: dict[str, Tree] = {tap: {} for tap in taps & {"example", "batch"}}
         outside = Seen(taps & {"broadcast", "client", "server"})
@@ -321,7 +325,7 @@ def _chunk_sum(
     summed, clients = so_far
 
     def one(index: Array, mask: Array, steps: Array, c: Array, again: Array, memory: Tree) -> tuple[Tree, Array, Tree]:
-        now = Now(keys.client_key(round_key, c, again), number, lr)
+        now = Now(keys.client_key(round_key, c, again), keys.shared_key(round_key), number, lr)
         return client_part.whole(task, params, x, y, index, mask, steps, memory, now)
 
     known = jax.tree.map(lambda a: a[ids], _without_loss(clients))

@@ -194,7 +194,7 @@ def test_a_tap_nobody_uses_is_not_in_the_program(tapped):
     simulator = federation.simulator
     from fedveil.rounds import client as part
 
-    now = part.Now(jax.random.key(0), 0, jnp.asarray(0.1))
+    now = part.Now(jax.random.key(0), jax.random.key(1), 0, jnp.asarray(0.1))
     x, y, mask = simulator.x[:4], simulator.y[:4], jnp.ones(4, bool)
 
     def program(seen):

@@ -1,0 +1,72 @@
+"""DGC: pruning that remembers (deep gradient compression, Lin et al. 2018; the compressed protocol of cpl, Table 7).
+
+Each client keeps a memory m of what it has not sent yet, zero at first, from step to step and from round to round. With
+a new value v (the mean gradient of a batch, or the update of a round):
+
+    a = v + m;   send the n − ⌊θn⌋ entries of largest |a_j|;   m = the other entries of a
+
+So nothing is lost: all that was sent plus the memory is the sum of all values. A small entry waits until it has grown.
+One threshold holds for all layers, as in `prune`. Of the method this is the accumulation alone; momentum correction,
+local clipping and warm-up, which serve the speed of training, are left out.
+
+| stage | what is sent in part | taps that see it |
+|---|---|---|
+| `batch` | the mean gradient of every local step | `batch`; `client` and `server` see sums over the steps |
+| `upload` | the update of the round | `server`; `client` sees all of it |
+
+Single examples are not sent, so there is nothing to remember at `example`. A client whose answer is lost or not finite
+keeps its old memory. `upload` needs `fedsgd`: a `fedavg` message is a model.
+
+It has no certificate and declares no privacy events. What a message shows also holds parts of earlier rounds, and its
+norm is not bounded by a clip that came before: noise sized by such a clip, added later at the server, does not cover
+it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fedveil.defenses.base import At, Defense, Setting
+from fedveil.errors import ConfigError
+from fedveil.lazy import Lazy
+
+jax: Any = Lazy("jax")
+jnp: Any = Lazy("jax.numpy")
+sparse: Any = Lazy("fedveil.defenses.sparse")
+
+
+@dataclass(frozen=True)
+class DGC(Defense):
+    """Send the largest entries, remember the rest."""
+
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.3  # θ
+    stage: Literal["example", "batch", "upload"] = "upload"
+
+    name: ClassVar[str] = "dgc"
+    summary: ClassVar[str] = "prunes, and sends what was dropped once it has grown large enough (cpl, Table 7)"
+    stateful: ClassVar[bool] = True
+
+    def fills(self, stage: str) -> bool:
+        return stage == self.stage
+
+    def check(self, setting: Setting) -> None:
+        if self.stage == "example":
+            takes = "examples are not sent, so nothing of them can be sent later: takes batch or upload, or use prune"
+            raise ConfigError("defense.stage", self.stage, takes)
+        if self.stage == "upload" and setting.aggregation == "fedavg":
+            takes = "dgc at stage 'upload' would cut holes into the model that fedavg sends: use fedsgd"
+            raise ConfigError("train.aggregation", setting.aggregation, takes)
+
+    def initial_memory(self, params: Any) -> Any:
+        return jax.tree.map(jnp.zeros_like, params)
+
+    def recall(self, stage: str, value: Any, memory: Any, at: At) -> tuple[Any, Any]:
+        # Batches may differ in size, so what is remembered of them are means. At `upload` the divisor is 1.
+        whole = jax.tree.map(lambda v, m: v / at.divisor + m, value, memory)
+        count = sparse.entries(whole)
+        chosen = sparse.largest(whole, count - sparse.dropped(self.share, count))
+        sent = jax.tree.map(lambda a: a * at.divisor, sparse.only(chosen, whole))
+        return sent, sparse.without(chosen, whole)

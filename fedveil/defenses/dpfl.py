@@ -1,0 +1,207 @@
+"""DPFL: Laplace noise by layer importance, active client selection, fine-tuning on public data (dpfl, Algorithms 1 to 3).
+
+Three parts, each of which can be switched off alone:
+
+- **noise** (Algorithm 2, lines 11 to 17): the update is clipped in L1 norm to α; layer i gets Laplace noise of scale
+  Δf/ε_i, Δf = 2ηα as printed, η the learning rate of the first round. `allocation`: ε_i = ε·PoGZ_i/ΣPoGZ (Eq. 3; PoGZ is
+  measured once at each client, see `importance`) or ε/M for each of M layers (`even`).
+- **selection** (Algorithm 1): drop the α1·K clients of smallest value v = (n_k/n)·loss, draw (1 − α3)·m of the others with
+  probability ∝ exp(α2·v), the rest uniformly from all that are left, dropped ones included. A client's v is that of its
+  last round; one not seen yet has the largest, so that everyone is seen first.
+- **fine-tuning** (Algorithm 3, line 11): one epoch on the server's public set after each round, by the local optimiser.
+
+Server step: `mean` of the noised updates; or `as-printed` (line 10), η·Σ(n_k/n)·update with n over *all* clients, which
+scales by η a weight difference that has η in it already and divides by those who did not take part.
+
+Sensitivity: one client changes its update by up to α (zero-out) or 2α (replace) in L1 norm, over all layers together. So
+one upload costs max_i ε_i/η (replace), not ε: the printed Δf has an η too many, and the layers' budgets need not be added.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fedveil.defenses.base import At, Defense, Setting, View
+from fedveil.errors import ConfigError
+from fedveil.lazy import Lazy
+from fedveil.privacy.events import Release
+
+if TYPE_CHECKING:
+    import numpy as np
+
+jax: Any = Lazy("jax")
+jnp: Any = Lazy("jax.numpy")
+numpy: Any = Lazy("numpy")
+clipping: Any = Lazy("fedveil.privacy.clip")
+noises: Any = Lazy("fedveil.privacy.noise")
+importance: Any = Lazy("fedveil.defenses.importance")
+nets: Any = Lazy("fedveil.models.net")
+rounds: Any = Lazy("fedveil.rounds.client")
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+# Section V-A: 3,000 of CIFAR-10's 10,000 test images, 1,000 of those of MNIST and Fashion-MNIST.
+PUBLIC_SHARES = {"cifar10": 0.3}
+PUBLIC_SHARE = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class DPFL(Defense):
+    """Clip updates in L1, Laplace noise by layer; choose clients by loss; fine-tune on public data."""
+
+    clip: Annotated[float, Field(gt=0)] = 1.0  # α
+    epsilon: Annotated[float, Field(gt=0)] = 10.0
+    allocation: Literal["pogz", "even"] = "pogz"
+    selection: Literal["active", "uniform"] = "active"
+    alpha1: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    alpha2: Annotated[float, Field(ge=0)] = 0.01
+    alpha3: Share = 0.1
+    finetune: bool = True
+    public: Annotated[float, Field(gt=0, lt=1)] | None = None  # share of the test part
+    server_step: Literal["mean", "as-printed"] = "mean"
+    public_only: bool = False  # baseline: nobody takes part, the server trains on the public set
+
+    name: ClassVar[str] = "dpfl"
+    summary: ClassVar[str] = "Laplace noise by layer importance, clients chosen by loss, public fine-tuning (dpfl)"
+    private: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
+    reads_losses: ClassVar[bool] = True
+
+    def fills(self, stage: str) -> bool:
+        return {
+            "select": self.public_only or self.selection == "active",
+            "upload": True,
+            "aggregate": self.server_step == "as-printed",
+            "finish": self.finetune,
+        }.get(stage, False)
+
+    def noised_stages(self) -> tuple[str, ...]:
+        return ("upload",)
+
+    def check(self, setting: Setting) -> None:
+        if setting.aggregation != "fedsgd":
+            takes = "dpfl clips and noises updates, not models: set train.aggregation = 'fedsgd'"
+            raise ConfigError("train.aggregation", setting.aggregation, takes)
+        if self.public_only and not self.finetune:
+            raise ConfigError("defense.public_only", True, "trains by fine-tuning alone: set defense.finetune = true")
+
+    # --- before training
+
+    def public_share(self, dataset: str) -> float:
+        if not self.finetune:
+            return 0.0
+        return PUBLIC_SHARES.get(dataset, PUBLIC_SHARE) if self.public is None else self.public
+
+    def prepare(self, view: View) -> Defense:
+        public = view.dataset.public
+        if self.finetune and (public is None or not len(public)):
+            takes = "this dataset has no examples to spare for a public set: set defense.finetune = false"
+            raise ConfigError("defense.finetune", self.finetune, takes)
+        if self.allocation == "pogz" and not isinstance(view.task.model, nets.Net):
+            takes = "PoGZ needs the outputs of layers, which only named models show: set defense.allocation = 'even'"
+            raise ConfigError("defense.allocation", self.allocation, takes)
+        return self.holding(view)
+
+    def initial_memories(self, params: Any, clients: int) -> Any:
+        """[clients] for each layer: its part of the budget, ε_i/ε."""
+        if self.allocation == "even" or self.public_only:
+            one = jax.tree.leaves(params)[0]
+            return {layer: jnp.full(clients, 1.0 / len(params), one.dtype) for layer in params}
+        return importance.shares_of_budget(importance.at_each_client(self.held, params, importance.pogz))
+
+    # --- Algorithm 1
+
+    def select(
+        self, rng: np.random.Generator, at_round: int, setting: Setting, losses: np.ndarray | None
+    ) -> np.ndarray:
+        if self.public_only:
+            return numpy.zeros(0, numpy.int64)
+        assert losses is not None
+        sizes = self.held.partition.length
+        values = numpy.where(numpy.isnan(losses), numpy.inf, sizes / sizes.sum() * losses)
+        return choose(rng, values, setting.per_round, self.alpha1, self.alpha2, self.alpha3)
+
+    # --- Algorithm 2, after the local steps
+
+    def recall(self, stage: str, value: Any, memory: Any, at: At) -> tuple[Any, Any]:
+        clipped = clipping.clip_l1(value, self.clip)
+        unit = noises.laplace(at.key, clipped, 1.0)
+        scales = {layer: self._spread(at.setting) / (self.epsilon * share) for layer, share in memory.items()}
+        noised = {
+            layer: {k: a + scales[layer] * unit[layer][k] for k, a in own.items()} for layer, own in clipped.items()
+        }
+        return noised, memory
+
+    def _spread(self, setting: Setting) -> float:
+        """Δf = 2ηα. η is a constant of the run: with a falling rate the noise would fall below what is accounted."""
+        return 2.0 * setting.lr * self.clip
+
+    # --- Algorithm 3, lines 10 and 11
+
+    def aggregate(self, total: Any, at: At) -> Any:
+        # The sum has weights n_k/mean(n) (train.weights = "size") or 1; either way 1/K makes them n_k/n, or its mean.
+        factor = at.lr / at.setting.clients * at.divisor  # the server divides by `divisor` afterwards
+        return jax.tree.map(lambda t: t * factor, total)
+
+    def finish(self, params: Any, at: At) -> Any:
+        """One epoch over the public set, in a fresh order, by the local optimiser and its learning rate."""
+        view, public = self.held, self.held.dataset.public
+        # Public batches have nothing to hide: divided by the examples they hold.
+        task = replace(view.task, setting=replace(view.task.setting, batching="shuffle"))
+        size, count = min(task.setting.batch, len(public)), len(public)
+        steps = math.ceil(count / size)
+        order_key, step_key = jax.random.split(at.key)
+        order = jnp.resize(jax.random.permutation(order_key, count), steps * size).reshape(steps, size)
+        mask = (jnp.arange(steps * size) < count).reshape(steps, size)
+        x, y = jnp.asarray(public.x), jnp.asarray(public.y)
+        now = rounds.Now(step_key, at.shared, at.round, at.lr)
+
+        def step(local: Any, inputs: Any) -> Any:
+            number, rows, present = inputs
+            return rounds.step(task, local, x[rows], y[rows], present, number, now), None
+
+        local, _ = jax.lax.scan(step, rounds.start(task, params), (jnp.arange(steps), order, mask))
+        return local.params
+
+    def events(self, setting: Setting) -> list[Release]:
+        covered, reason = True, ""
+        assumes: tuple[str, ...] = ()
+        if self.allocation == "pogz":
+            covered, reason = False, "the noise of each layer follows private data (PoGZ), so no ε holds"
+        if self.public_only:
+            covered, reason = False, "no client takes part: nothing of theirs is shown, and nothing is accounted"
+        elif self.selection == "active":
+            assumes = (
+                "clients are selected by private losses: up to one participation in every round is counted",
+                "the losses that clients report are not noised and not accounted",
+            )
+        z = 2.0 * setting.lr * setting.layers / self.epsilon  # Δf/(max_i ε_i) over α
+        return [
+            Release(tap, "client", "laplace", z, "round", covered, reason, assumes)
+            for tap in ("server", "broadcast", "release")
+        ]
+
+
+def choose(
+    rng: np.random.Generator, values: np.ndarray, per_round: int, alpha1: float, alpha2: float, alpha3: float
+) -> np.ndarray:
+    """Clients by Algorithm 1 from their values [clients], infinite for those not seen yet.
+
+    Drawing one by one without replacement, with probability ∝ exp(α2·v), is the same as taking those of largest
+    α2·v + Gumbel noise; so large values do no harm. Ties are broken at random.
+    """
+    clients = len(values)
+    dropped = int(alpha1 * clients + 1e-9)
+    uniform = int(alpha3 * per_round + 0.5)
+    by_value = min(per_round - uniform, clients - dropped)  # where too few are left, the rest is drawn uniformly
+    alive = numpy.lexsort((rng.random(clients), values))[dropped:]
+    unseen = numpy.isinf(values[alive])
+    noise = rng.gumbel(size=len(alive))
+    score = numpy.where(unseen, 0.0, alpha2 * numpy.where(unseen, 0.0, values[alive])) + noise
+    first = alive[numpy.lexsort((-score, ~unseen))[:by_value]]
+    others = numpy.setdiff1d(numpy.arange(clients), first)
+    return numpy.concatenate([first, rng.choice(others, per_round - by_value, replace=False)])

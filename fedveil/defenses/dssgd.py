@@ -1,0 +1,91 @@
+"""DSSGD: selective sharing of gradients (Shokri & Shmatikov 2015; a baseline of fed-cdp, Fig 4).
+
+Of the n entries of a gradient only ⌈share·n⌉ are shared, the others are zero to everyone else: `largest` in magnitude
+over all layers, or `random`, every set of that size equally likely and drawn afresh each time. With a `law` the shared
+entries, and only they, carry noise of the given scale (the standard deviation of a Gaussian, the scale b of a Laplace
+law):
+
+    g'_j = g_j + ξ_j for j shared, 0 else
+
+| stage | what is shared in part | scale is in units of | taps that see it |
+|---|---|---|---|
+| `example` | every example's gradient | an example's gradient | `example`; the later ones see sums |
+| `batch` | the batch gradient of every step | the mean gradient | `batch`; `client`, `server` see sums over the steps |
+| `upload` | the update, once per round | the update | `server`; `client` sees all of it |
+
+Of the method this is the selection and the noise. There, a participant also fetches only a part of the model, and noise
+is spread over a private test of each entry against a threshold; neither is done here. `upload` needs `fedsgd`: a
+`fedavg` message is a model.
+
+It has no certificate and declares no privacy events, with noise neither: gradients are not bounded, and `largest` tells
+by its choice where they are large.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fedveil.defenses.base import At, Defense, Setting
+from fedveil.errors import ConfigError
+from fedveil.lazy import Lazy
+
+jax: Any = Lazy("jax")
+jnp: Any = Lazy("jax.numpy")
+noises: Any = Lazy("fedveil.privacy.noise")
+sparse: Any = Lazy("fedveil.defenses.sparse")
+
+
+@dataclass(frozen=True)
+class DSSGD(Defense):
+    """Share some coordinates, with or without noise."""
+
+    share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    pick: Literal["largest", "random"] = "largest"
+    stage: Literal["example", "batch", "upload"] = "upload"
+    law: Literal["none", "gaussian", "laplace"] = "none"
+    scale: Annotated[float, Field(ge=0)] = 0.0
+
+    name: ClassVar[str] = "dssgd"
+    summary: ClassVar[str] = "shares a fraction of the coordinates, largest or random, with or without noise"
+
+    def fills(self, stage: str) -> bool:
+        return stage == self.stage
+
+    def noised_stages(self) -> tuple[str, ...]:
+        return (self.stage,) if self._noised else ()
+
+    @property
+    def _noised(self) -> bool:
+        return self.law != "none" and self.scale > 0
+
+    def check(self, setting: Setting) -> None:
+        if self.law == "none" and self.scale > 0:
+            raise ConfigError("defense.scale", self.scale, "no noise is drawn: set law to gaussian or laplace")
+        if self.stage == "upload" and setting.aggregation == "fedavg":
+            takes = "dssgd at stage 'upload' would cut holes into the model that fedavg sends: use fedsgd"
+            raise ConfigError("train.aggregation", setting.aggregation, takes)
+
+    def example(self, each: Any, mask: Any, at: At) -> tuple[Any, Any]:
+        def one(gradient: Any, present: Any, slot: Any) -> Any:
+            selected = self._select(gradient, jax.random.fold_in(at.key, slot), self.scale)
+            return jax.tree.map(lambda a: jnp.where(present, a, jnp.zeros((), a.dtype)), selected)
+
+        return jax.vmap(one)(each, mask, jnp.arange(mask.shape[0])), None
+
+    def batch(self, total: Any, at: At) -> Any:
+        return self._select(total, at.key, self.scale * at.divisor)
+
+    def upload(self, message: Any, at: At) -> Any:
+        return self._select(message, at.key, self.scale)
+
+    def _select(self, gradient: Any, key: Any, scale: Any) -> Any:
+        pick_key, noise_key = jax.random.split(key)
+        keep = sparse.shared(self.share, sparse.entries(gradient))
+        drawn = self.pick == "random"
+        chosen = sparse.random(pick_key, gradient, keep) if drawn else sparse.largest(gradient, keep)
+        if self._noised:
+            gradient = noises.add(gradient, noises.LAWS[self.law](noise_key, gradient, scale))
+        return sparse.only(chosen, gradient)

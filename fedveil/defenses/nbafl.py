@@ -1,0 +1,83 @@
+"""NbAFL: noising before model aggregation (Wei et al. 2020; a baseline of 2dp-fl).
+
+Clients clip their *model* to norm C and add Gaussian noise before they upload it; the server adds noise of its own before
+it broadcasts, where the uploads' noise does not last for T rounds. With c = √(2 ln(1.25/δ)), m the smallest client's number
+of examples, L the exposures of an upload that are budgeted for, N clients per round:
+
+- uplink: standard deviation c·L·2C/(m·ε) on every upload;
+- downlink: none up to T = L√N, then 2cC·√(T² − L²N)/(m·N·ε), one draw a round on the new model, the same for everyone.
+
+Sensitivity: a clipped model is as large as C whatever the number of examples, so a client changes its upload by up to C
+(zero-out) or 2C (replace). The 2C/m of the formulas presumes that one example moves the trained model by 1/m of that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from fedveil.defenses.base import At, Defense, Setting
+from fedveil.errors import ConfigError
+from fedveil.lazy import Lazy
+from fedveil.privacy.events import Release
+
+clipping: Any = Lazy("fedveil.privacy.clip")
+noises: Any = Lazy("fedveil.privacy.noise")
+
+
+@dataclass(frozen=True)
+class NbAFL(Defense):
+    """Clip each client's model, noise at the client and, where it takes more, at the server."""
+
+    clip: Annotated[float, Field(gt=0)] = 1.0  # C, on the weights
+    epsilon: Annotated[float, Field(gt=0)] = 20.0
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-3
+    exposures: Annotated[int, Field(ge=1)] | None = None  # L; unset: as many as rounds
+
+    name: ClassVar[str] = "nbafl"
+    summary: ClassVar[str] = "clip of the local model, noise before upload and before broadcast (NbAFL, Wei et al.)"
+    private: ClassVar[bool] = True
+
+    def noised_stages(self) -> tuple[str, ...]:
+        return ("upload", "finish")
+
+    def check(self, setting: Setting) -> None:
+        if setting.aggregation != "fedavg":
+            takes = "nbafl clips and averages models, not updates: set train.aggregation = 'fedavg'"
+            raise ConfigError("train.aggregation", setting.aggregation, takes)
+        if self.exposures is not None and self.exposures > setting.rounds:
+            takes = f"an upload happens at most once in each of the {setting.rounds} rounds: lower it, or leave it out"
+            raise ConfigError("defense.exposures", self.exposures, takes)
+
+    def uplink(self, setting: Setting) -> float:
+        """Standard deviation of the noise on an upload."""
+        exposures = self.exposures or setting.rounds
+        return self._c * exposures * 2.0 * self.clip / (setting.smallest * self.epsilon)
+
+    def downlink(self, setting: Setting) -> float:
+        """Standard deviation of the server's noise; zero where the uploads' noise is enough."""
+        exposures, clients = self.exposures or setting.rounds, setting.per_round
+        missing = setting.rounds**2 - exposures**2 * clients
+        if missing <= 0:
+            return 0.0
+        return 2.0 * self._c * self.clip * math.sqrt(missing) / (setting.smallest * clients * self.epsilon)
+
+    @property
+    def _c(self) -> float:
+        return math.sqrt(2.0 * math.log(1.25 / self.delta))
+
+    def upload(self, message: Any, at: At) -> Any:
+        clipped = clipping.clip_one(message, self.clip, "flat")
+        return noises.add(clipped, noises.gaussian(at.key, clipped, self.uplink(at.setting)))
+
+    def finish(self, params: Any, at: At) -> Any:
+        deviation = self.downlink(at.setting)
+        return noises.add(params, noises.gaussian(at.key, params, deviation)) if deviation else params
+
+    def events(self, setting: Setting) -> list[Release]:
+        # What comes after an upload is post-processing: the mean's and the server's noise only add to it.
+        z = self.uplink(setting) / self.clip
+        return [Release(tap, "client", "gaussian", z, "round") for tap in ("server", "broadcast", "release")]
