@@ -348,6 +348,9 @@ def _resolve_train(config: Config) -> TrainConfig:
         raise ConfigError("train.budget", train.budget.model_dump(), takes)
     rounds = train.rounds or info.rounds
     squeezed = next((d.steps for d in make_all(config.defense) if isinstance(d, Squeeze)), None)
+    if squeezed and train.local_epochs:
+        takes = f"squeeze shares after {squeezed} local steps: leave out train.local_epochs"
+        raise ConfigError("train.local_epochs", train.local_epochs, takes)
     return train.model_copy(
         update={
             "rounds": rounds,

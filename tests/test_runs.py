@@ -12,6 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -56,6 +57,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.fixture(scope="module")
 def federation():
     """One federation for all tests: it keeps nothing from a run but its compiled programs."""
+    jax.clear_caches()  # other tests compile in a hurry, with other roundings; here single bits count
     return prepare(load(None, SETTINGS))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from fedveil.defenses.base import Defense, Setting
 from fedveil.privacy.events import Release
@@ -39,6 +39,12 @@ def rows(defenses: Sequence[Defense], setting: Setting, rounds: int) -> list[Row
     states the mechanism and its noise multiplier but does not compose it over rounds.
     """
     declared = [release for defense in defenses for release in defense.events(setting)]
+    others = [d.name for d in defenses if not d.events(setting)]
+    if declared and others:
+        # What a defence declares holds for it alone: pruned noise no longer adds up, and what is added after a clip is
+        # not bounded by it. Until each combination has been worked out, none is claimed.
+        why = f"what is declared holds without {', '.join(others)}: no account covers the combination"
+        declared = [replace(release, covered=False, reason=why) for release in declared]
     return [_row(tap, unit, declared, rounds) for tap in TAPS for unit in UNITS]
 
 
