@@ -71,6 +71,18 @@ def list_names(
     run_list(kind, json)
 
 
+@app.command("bench")
+def bench(
+    suite: Annotated[str, typer.Argument(help="round: the cost of privacy per local iteration.")] = "round",
+    repeats: Annotated[int, typer.Option("--repeats", min=3, max=1000, help="Turns of each side.")] = 7,
+    json: JsonOption = False,
+) -> None:
+    """Measure speed, side by side in one run."""
+    from fedveil.cli.bench import run_bench
+
+    run_bench(suite, repeats, json)
+
+
 @data_app.command("list")
 def data_list(json: JsonOption = False) -> None:
     """List the datasets and whether they are here."""

@@ -1,0 +1,1 @@
+"""Benches: ratios measured side by side in one run."""
