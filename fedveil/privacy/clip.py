@@ -7,7 +7,6 @@ overflows, becomes zero: the bound holds for any input whatever.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -26,11 +25,6 @@ def factor(norm: Array, bound: Array | float) -> Array:
     tiny = 1e-30  # a zero norm needs no clipping and must not divide
     shrink = jnp.minimum(1.0, bound * _HAIR / jnp.maximum(norm, tiny))
     return jnp.where(jnp.isfinite(norm), shrink, 0.0)
-
-
-def groups(params: Params, scope: str) -> int:
-    """M: how many parts are clipped apart."""
-    return len(params) if scope == "layerwise" else 1
 
 
 def layer_norms(each: Params) -> dict[str, Array]:
@@ -127,8 +121,3 @@ def _conv_gradient(params: LayerParams, x: Array, g: Array, bound: Array) -> Lay
         each["b"] = g.sum(axis=1)
     scale = factor(jnp.sqrt(_squares(each)), bound)
     return {name: _scaled(a, scale).sum(axis=0) for name, a in each.items()}
-
-
-def sensitivity(bound: float, layers: int, scope: str) -> float:
-    """The L2 norm that one contribution can have at most."""
-    return bound * math.sqrt(layers) if scope == "layerwise" else bound
