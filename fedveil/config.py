@@ -24,7 +24,7 @@ from pydantic import (
 from fedveil.data.catalog import DATASETS
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.split import SPLITS
-from fedveil.defenses.catalog import PRIVATE, make_all, resolved
+from fedveil.defenses.catalog import make_all, resolved
 from fedveil.defenses.squeeze import Squeeze
 from fedveil.errors import ConfigError, did_you_mean, unknown_name
 from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS
@@ -47,7 +47,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "train.sampling": SAMPLINGS,
     "train.batching": BATCHINGS,
     "train.optimizer": OPTIMIZERS,
-    "train.aggregation": ("fedsgd", "fedavg"),
+    "train.aggregation": ("auto", "fedsgd", "fedavg"),
     "train.weights": ("uniform", "size"),
     "speed.engine": ("vectorised", "reference"),
     "speed.precision": ("float32", "float64"),
@@ -124,7 +124,9 @@ class TrainConfig(Section):
     optimizer: str = Field("sgd", description="local optimiser: sgd, momentum, adam, adagrad")
     server_lr: float = Field(1.0, ge=1e-12, le=1e6, description="factor on the mean update")
     server_momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the server's step")
-    aggregation: str = Field("fedsgd", description="fedsgd (mean of updates) or fedavg (mean of models)")
+    aggregation: str = Field(
+        "auto", description="fedsgd (mean of updates) or fedavg (mean of models; auto for 2dp-fl, nbafl)"
+    )
     weights: str = Field("uniform", description="uniform, or size (by data size)")
     dropout: float = Field(0.0, ge=0, lt=1, description="share of chosen clients that never answer")
     late: float = Field(0.0, ge=0, lt=1, description="share of chosen clients whose answer counts one round later")
@@ -337,8 +339,16 @@ def _resolve_model(config: Config) -> ModelConfig:
 
 def _resolve_train(config: Config) -> TrainConfig:
     train, info = config.train, DATASETS[config.data.name]
-    private = any(d["name"] in PRIVATE for d in config.defense)
+    defenses = make_all(config.defense)
+    private = any(defense.private for defense in defenses)
     sampling = train.sampling if train.sampling != "auto" else ("poisson" if private else "fixed")
+    selecting = next((defense for defense in defenses if defense.fills("select")), None)
+    if selecting is not None:
+        if train.sampling not in ("auto", "fixed"):
+            takes = f"{selecting.name} selects its clients itself, a fixed number in each round: leave it out"
+            raise ConfigError("train.sampling", train.sampling, takes)
+        sampling = "fixed"
+    models = any(defense.averages_models for defense in defenses)
     per_round = train.per_round or max(1, config.data.clients // 10)
     if per_round > config.data.clients and sampling != "with-replacement":
         takes = f"takes at most data.clients = {config.data.clients}: lower it, or raise data.clients"
@@ -347,7 +357,7 @@ def _resolve_train(config: Config) -> TrainConfig:
         takes = "needs a defence with a privacy account: without one no budget can be kept, so leave it out"
         raise ConfigError("train.budget", train.budget.model_dump(), takes)
     rounds = train.rounds or info.rounds
-    squeezed = next((d.steps for d in make_all(config.defense) if isinstance(d, Squeeze)), None)
+    squeezed = next((d.steps for d in defenses if isinstance(d, Squeeze)), None)
     if squeezed and train.local_epochs:
         takes = f"squeeze shares after {squeezed} local steps: leave out train.local_epochs"
         raise ConfigError("train.local_epochs", train.local_epochs, takes)
@@ -356,6 +366,7 @@ def _resolve_train(config: Config) -> TrainConfig:
             "rounds": rounds,
             "per_round": per_round,
             "sampling": sampling,
+            "aggregation": ("fedavg" if models else "fedsgd") if train.aggregation == "auto" else train.aggregation,
             "batching": train.batching if train.batching != "auto" else ("poisson" if private else "shuffle"),
             "local_steps": train.local_steps or (None if train.local_epochs else squeezed or info.local_steps),
             "batch": train.batch or info.batch,

@@ -19,4 +19,8 @@ def run_bench(suite: str, repeats: int, json: bool) -> None:
         show.print_json(rows)
         return
     columns = ("name", "ratio", "low", "high", "ours", "theirs", "device")
-    show.print_table("private over non-private, per client iteration", columns, [[r[c] for c in columns] for r in rows])
+    show.print_table(
+        "seconds per client and local iteration; ratio = ours / theirs",
+        columns,
+        [[r[c] for c in columns] for r in rows],
+    )

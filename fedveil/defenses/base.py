@@ -92,6 +92,7 @@ class Defense:
     summary: ClassVar[str] = ""
     private: ClassVar[bool] = False  # has a privacy account: `auto` sampling then takes what can be certified tightly
 
+    averages_models: ClassVar[bool] = False  # filters whole models: `auto` aggregation is then fedavg
     stateful: ClassVar[bool] = False  # keeps something per client from round to round, see `initial_memory`
     reads_losses: ClassVar[bool] = False  # `select` looks at the losses that clients reported last
 

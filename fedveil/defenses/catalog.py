@@ -29,9 +29,6 @@ DEFENSES: dict[str, type[Defense]] = {
     for kind in (NoDefense, FedSDP, FedCDP, TwoDP, NbAFL, DPFL, LIP, DSSGD, Prune, DGC, GradientNoise, Squeeze)
 }
 
-# Defences with a privacy account: `auto` sampling then takes what can be certified tightly.
-PRIVATE: frozenset[str] = frozenset(name for name, kind in DEFENSES.items() if kind.private)
-
 
 def keys(kind: type[Defense]) -> tuple[str, ...]:
     """The keys of `[defense]` that a defence reads: its dataclass fields."""

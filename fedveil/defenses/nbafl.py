@@ -40,6 +40,7 @@ class NbAFL(Defense):
     name: ClassVar[str] = "nbafl"
     summary: ClassVar[str] = "clip of the local model, noise before upload and before broadcast (NbAFL, Wei et al.)"
     private: ClassVar[bool] = True
+    averages_models: ClassVar[bool] = True
 
     def noised_stages(self) -> tuple[str, ...]:
         return ("upload", "finish")

@@ -9,7 +9,7 @@ S = η·m·G:
 - `same`: one draw for all;
 - `none`: the plain model.
 
-The paper averages models, weighted by data size: `train.aggregation = "fedavg"`, `train.weights = "size"`. With `fedsgd`
+The paper averages models (`auto` aggregation takes fedavg), weighted by data size (`train.weights = "size"`). With `fedsgd`
 the server's noise moves the clients but does not stay in the global model.
 
 Sensitivity: one example changes the clipped batch sum by at most G. One client changes the mean by at most p·S, p its share
@@ -46,6 +46,7 @@ class TwoDP(Defense):
     name: ClassVar[str] = "2dp-fl"
     summary: ClassVar[str] = "batch noise at the client and noise in what each client receives (2dp-fl, Algorithm 1)"
     private: ClassVar[bool] = True
+    averages_models: ClassVar[bool] = True
 
     def fills(self, stage: str) -> bool:
         noisy = self.server_noise_mode != "none" and self.server_noise > 0

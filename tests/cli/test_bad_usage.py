@@ -191,6 +191,18 @@ NUMBERS = [
     case(settings("data.partition=dirichlet", "data.alpha=inf"), "data.alpha", "inf", "takes a finite number"),
     case(settings("data.partition=dirichlet", "data.alpha=nan"), "data.alpha", "nan", "takes a finite number"),
     case(settings("data.name=lfw", "data.size=48"), "data.size", "48", "takes 32, 64 or 128"),
+    case(
+        settings("defense.name=dpfl", "train.sampling=poisson"),
+        "train.sampling",
+        "'poisson'",
+        "dpfl selects its clients itself",
+    ),
+    case(
+        settings("defense.name=nbafl", "train.aggregation=fedsgd"),
+        "train.aggregation",
+        "'fedsgd'",
+        "clips and averages models",
+    ),
     case(settings("speed.chunk=0"), "speed.chunk", "0", "takes 'auto' or a whole number of clients"),
     case(settings("speed.chunk=-3"), "speed.chunk", "-3", "takes 'auto' or a whole number of clients"),
     case(settings("speed.chunk=big"), "speed.chunk", "'big'", "takes 'auto' or a whole number of clients"),

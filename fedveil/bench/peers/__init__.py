@@ -1,0 +1,1 @@
+"""Other projects, set to the same work; each needs the extra `[bench]`."""

@@ -1,0 +1,84 @@
+"""Opacus on the work of `bench round`: the same layers, batch size, layerwise clip and noise, one client after another."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedveil.models.layers import Activation, Conv, Dense, Flatten, Layer, Pool, Shape
+from fedveil.models.net import Net
+
+
+def missing() -> str:
+    """What is not installed, or the empty string."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import opacus  # noqa: F401
+            import torch  # noqa: F401
+    except ImportError as error:
+        return str(error.name or error)
+    return ""
+
+
+def private_steps(
+    net: Net, x: np.ndarray, y: np.ndarray, batch: int, clip: float, noise: float, lr: float
+) -> Callable[[int], float]:
+    """A function that makes so many private steps and says how many seconds they took. x: [count, ...] as we hold it."""
+    import torch
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPPerLayerOptimizer
+
+    # Images come channels first there.
+    inputs = torch.tensor(np.moveaxis(x, -1, 1).copy() if x.ndim == 4 else x)
+    labels = torch.tensor(y.astype(np.int64))
+    model = GradSampleModule(_sequential(net))
+    plain = torch.optim.SGD(model.parameters(), lr=lr)
+    bounds = [clip] * sum(1 for _ in model.parameters())
+    optimizer = DPPerLayerOptimizer(plain, noise_multiplier=noise, max_grad_norm=bounds, expected_batch_size=batch)
+    loss_of = torch.nn.CrossEntropyLoss()
+    starts = range(0, len(y) - batch + 1, batch)
+
+    def steps(count: int) -> float:
+        started = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of hooks on inputs that need no gradient
+            for number in range(count):
+                at = starts[number % len(starts)]
+                optimizer.zero_grad()
+                loss_of(model(inputs[at : at + batch]), labels[at : at + batch]).backward()
+                optimizer.step()
+        return time.perf_counter() - started
+
+    return steps
+
+
+def _sequential(net: Net) -> Any:
+    """The same network in torch. Only the layers that the benchmarked models have."""
+    import torch
+
+    made, shape = [], net.input_shape
+    for layer in net.layers:
+        made.append(_module(torch, layer, shape))
+        shape = layer.out_shape(shape)
+    return torch.nn.Sequential(*made)
+
+
+def _module(torch: Any, layer: Layer, shape: Shape) -> Any:
+    nn = torch.nn
+    match layer:
+        case Conv():
+            return nn.Conv2d(shape[-1], layer.channels, layer.kernel, layer.stride, layer.padding, bias=layer.bias)
+        case Dense():
+            return nn.Linear(shape[0], layer.units, bias=layer.bias)
+        case Pool():
+            return nn.MaxPool2d(2) if layer.kind == "max" else nn.AvgPool2d(2)
+        case Activation():
+            return {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}[layer.kind]()
+        case Flatten():
+            return nn.Flatten()
+    raise TypeError(f"no torch module is known for {type(layer).__name__}")
