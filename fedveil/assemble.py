@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
 
 from fedveil.config import Config, resolve
+from fedveil.data.catalog import DATASETS
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.data.partition import Partition, make_partition
 from fedveil.data.split import cut_share
-from fedveil.defenses.base import Setting, View
+from fedveil.defenses.base import Defense, Setting, View
 from fedveil.defenses.catalog import make_all
 from fedveil.errors import ConfigError
 from fedveil.models.build import Choices, build
 from fedveil.models.net import Model
+from fedveil.privacy import calibrate
 from fedveil.rounds.client import Task
 from fedveil.rounds.plan import BatchLaw
 from fedveil.rounds.server import ServerRule
@@ -31,6 +34,8 @@ class Federation:
     dataset: Dataset
     partition: Partition
     simulator: Simulator
+    rounds: int  # to make: those of the config, or as many as its privacy budget allows
+    stops: str = ""  # why these are fewer than the config's
     own_model: bool = False  # the caller's own network: the config's [model] does not describe it
 
 
@@ -43,27 +48,10 @@ def prepare(config: Config, *, dataset: Dataset | None = None, model: Model | No
     data = config.data
     share = max(defense.public_share(data.name) for defense in make_all(config.defense))
     if dataset is None:
-        dataset = load(
-            data.name,
-            dir=data.dir,
-            split=data.split,
-            min_images=data.min_images,
-            size=data.size,
-            file=data.file,
-            public=share,
-        )
+        dataset = _load(config, share)
     elif share and dataset.public is None:
         dataset = _with_public(dataset, share)
-    partition = make_partition(
-        data.partition or "shards",
-        dataset.train.y,
-        clients=data.clients,
-        per_client=data.per_client,
-        classes_per_client=data.classes_per_client or 2,
-        alpha=data.alpha,
-        seed=config.train.seed,
-        classes=dataset.classes,
-    )
+    partition = _partition(config, dataset.train.y, dataset.classes)
     law = _batch_law(config, partition)
     task = _task(config, dataset, partition, law, model)
     view = View(replace(task, defenses=()), dataset, partition, law, config.train.seed)
@@ -82,7 +70,89 @@ def prepare(config: Config, *, dataset: Dataset | None = None, model: Model | No
         engine=speed.engine,
         chunk=None if speed.chunk == "auto" else speed.chunk,
     )
-    return Federation(config, dataset, partition, simulator, own_model=model is not None)
+    rounds, stops = affordable_rounds(config, task.defenses, task.setting)
+    return Federation(config, dataset, partition, simulator, rounds, stops, own_model=model is not None)
+
+
+def affordable_rounds(config: Config, defenses: Sequence[Defense], setting: Setting) -> tuple[int, str]:
+    """The rounds to make: those of the config, or as many as its budget allows; and if fewer, why.
+
+    The account depends on the rounds and on nothing that happens in them, so it is settled before the first one, and a run
+    that is resumed stops where the undisturbed one does.
+    """
+    budget = config.train.budget
+    if budget is None:
+        return setting.rounds, ""
+    goal = calibrate.Goal(budget.epsilon, budget.delta, budget.tap, budget.unit)
+    try:
+        rounds = calibrate.rounds_for(defenses, setting, goal, most=setting.rounds)
+    except ConfigError as error:
+        raise ConfigError("train.budget", budget.model_dump(), error.takes) from None
+    kept = f"ε = {budget.epsilon:g} at δ = {budget.delta:g}, tap {budget.tap}, unit {budget.unit}"
+    if rounds == 0:
+        takes = f"one round alone exceeds {kept}: more noise, or a larger ε"
+        raise ConfigError("train.budget", budget.model_dump(), takes)
+    if rounds == setting.rounds:
+        return rounds, ""
+    return rounds, f"budget: round {rounds + 1} of {setting.rounds} would exceed {kept}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an account needs of a run: no data, no training."""
+
+    config: Config
+    defenses: tuple[Defense, ...]
+    setting: Setting
+
+
+# Partitions whose sizes and copies do not depend on which example has which label.
+LABEL_FREE = ("iid", "shards", "copies", "quantity")
+
+
+def plan(config: Config) -> Plan:
+    """The setting of a config, without its data where the sizes are known: accounts do not wait for downloads."""
+    config = resolve(config)
+    data = config.data
+    info = DATASETS[data.name]
+    examples = info.train_size(data.split)
+    if examples is not None and data.partition in LABEL_FREE:
+        shape, classes, labels = info.shape, info.classes, np.arange(examples) % info.classes
+    else:
+        dataset = _load(config, 0.0)
+        shape, classes, labels = dataset.shape, dataset.classes, dataset.train.y
+    partition = _partition(config, labels, classes)
+    setting = make_setting(
+        config, partition, _batch_law(config, partition), _model(config, shape, classes), len(labels)
+    )
+    return Plan(config, _defenses(config, setting), setting)
+
+
+def _partition(config: Config, labels: np.ndarray, classes: int) -> Partition:
+    data = config.data
+    return make_partition(
+        data.partition or "shards",
+        labels,
+        clients=data.clients,
+        per_client=data.per_client,
+        classes_per_client=data.classes_per_client or 2,
+        alpha=data.alpha,
+        seed=config.train.seed,
+        classes=classes,
+    )
+
+
+def _load(config: Config, share: float) -> Dataset:
+    data = config.data
+    return load(
+        data.name,
+        dir=data.dir,
+        split=data.split,
+        min_images=data.min_images,
+        size=data.size,
+        file=data.file,
+        public=share,
+    )
 
 
 def _with_public(dataset: Dataset, share: float) -> Dataset:
@@ -104,40 +174,33 @@ def _batch_law(config: Config, partition: Partition) -> BatchLaw:
     return BatchLaw(train.batching, train.batch, train.local_steps, train.local_epochs)
 
 
-def _task(config: Config, dataset: Dataset, partition: Partition, law: BatchLaw, model: Model | None) -> Task:
-    train, chosen = config.train, config.model
-    assert train.batch is not None and train.per_round is not None and train.rounds is not None
-    if model is None:
-        choices = Choices(
-            chosen.activation, chosen.init, chosen.dropout, tuple(chosen.hidden), chosen.pooling, chosen.channels
-        )
-        model = build(chosen.name or "cnn", dataset.shape, dataset.classes, choices)
-    else:
-        _check_model(model, dataset)
-    steps = [law.steps_for(int(n)) for n in np.unique(partition.length)]
-    setting = Setting(
-        clients=config.data.clients,
-        per_round=train.per_round,
-        rounds=train.rounds,
-        batch=train.batch,
-        local_steps=max(steps),
-        sampling=train.sampling,
-        batching=train.batching,
-        aggregation=train.aggregation,
-        weights=train.weights,
-        secure_aggregation=train.secure_aggregation,
-        lr=train.lr or 1.0,
-        optimizer=train.optimizer,
-        max_weight=float(client_weights(train.weights, partition).max()),
-        smallest=int(partition.length.min()),
-        layers=len(jax.eval_shape(model.init, jax.random.key(0))),
+def _model(config: Config, shape: tuple[int, ...], classes: int) -> Model:
+    chosen = config.model
+    choices = Choices(
+        chosen.activation, chosen.init, chosen.dropout, tuple(chosen.hidden), chosen.pooling, chosen.channels
     )
+    return build(chosen.name or "cnn", shape, classes, choices)
+
+
+def _defenses(config: Config, setting: Setting) -> tuple[Defense, ...]:
+    """The defences, each checked against the setting."""
     defenses = make_all(config.defense)
     for defense in defenses:
         defense.check(setting)
-        if defense.stateful and train.sampling == "with-replacement":
+        if defense.stateful and setting.sampling == "with-replacement":
             takes = f"{defense.name} remembers each client, so a client cannot take part twice in a round: use fixed"
-            raise ConfigError("train.sampling", train.sampling, takes)
+            raise ConfigError("train.sampling", setting.sampling, takes)
+    return defenses
+
+
+def _task(config: Config, dataset: Dataset, partition: Partition, law: BatchLaw, model: Model | None) -> Task:
+    train = config.train
+    if model is None:
+        model = _model(config, dataset.shape, dataset.classes)
+    else:
+        _check_model(model, dataset)
+    setting = make_setting(config, partition, law, model, len(dataset.train))
+    defenses = _defenses(config, setting)
     return Task(
         model=model,
         setting=setting,
@@ -145,7 +208,39 @@ def _task(config: Config, dataset: Dataset, partition: Partition, law: BatchLaw,
         defenses=defenses,
         scale=dataset.scale,
         dtype=config.speed.precision,
-        ragged_steps=min(steps) != max(steps),
+        ragged_steps=len({steps for _, steps in setting.sizes}) > 1,
+    )
+
+
+def make_setting(config: Config, partition: Partition, law: BatchLaw, model: Model, examples: int) -> Setting:
+    """What the defences and the ledger may know of a run."""
+    train = config.train
+    assert train.batch is not None and train.per_round is not None and train.rounds is not None
+    sizes = tuple((int(n), law.steps_for(int(n))) for n in np.unique(partition.length))
+    weights = client_weights(train.weights, partition)
+    return Setting(
+        clients=config.data.clients,
+        per_round=train.per_round,
+        rounds=train.rounds,
+        batch=train.batch,
+        local_steps=max(steps for _, steps in sizes),
+        sampling=train.sampling,
+        batching=train.batching,
+        aggregation=train.aggregation,
+        weights=train.weights,
+        secure_aggregation=train.secure_aggregation,
+        lr=train.lr or 1.0,
+        optimizer=train.optimizer,
+        max_weight=float(weights.max()),
+        smallest=sizes[0][0],
+        layers=len(jax.eval_shape(model.init, jax.random.key(0))),
+        dropout=train.dropout,
+        late=train.late,
+        plain_server=train.server_lr == 1.0 and train.server_momentum == 0.0,
+        min_weight=float(weights.min()),
+        sizes=sizes,
+        copies=partition.copies(),
+        examples=examples,
     )
 
 

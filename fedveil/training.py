@@ -37,6 +37,7 @@ class Result:
     params: Params
     history: list[Row]
     ledger: list[ledger.Row] = field(default_factory=list)
+    stopped: str = ""  # why it ended before its rounds were done
 
     def as_dict(self) -> dict[str, object]:
         """The fields of the JSON document."""
@@ -48,6 +49,7 @@ class Result:
             "seconds": self.seconds,
             "compile_seconds": self.compile_seconds,
             "run": None if self.run is None else str(self.run),
+            "stopped": self.stopped or None,
             "clients_lost": sum(row["lost"] for row in self.history),
             "clients_not_finite": sum(row["not_finite"] for row in self.history),
             "ledger": [row.as_dict() for row in self.ledger],
@@ -106,9 +108,9 @@ class _Training:
         self.started, self.compiled, self.earlier = time.monotonic(), 0.0, 0.0
 
     def go(self) -> Result:
-        rounds = self.federation.config.train.rounds
         every = self.federation.config.train.eval_every
-        assert rounds is not None and every is not None
+        assert every is not None
+        rounds = self.federation.rounds
         state, done = self._begin()
         self.started, self.compiled = time.monotonic(), self.simulator.compile_seconds
         scores = None
@@ -194,6 +196,12 @@ class _Training:
         self.last_save = time.monotonic()
         self.save_cost = max(self.last_save - waited, 0.002)
 
+    def _ledger(self, rounds: int) -> list[ledger.Row]:
+        """The account of the rounds so far; where updates were dropped for not being finite, without their noise."""
+        task = self.simulator.task
+        lost = any(row["not_finite"] for row in self.history)
+        return ledger.rows(task.defenses, task.setting, rounds, lost_noise=lost, accountants=("paper", "pld"))
+
     def _finish(self, state: ServerState, accuracy: float, loss: float, rounds: int) -> Result:
         seconds, compile_seconds = self._seconds()
         result = Result(
@@ -206,7 +214,8 @@ class _Training:
             run=self.run.path if self.run else None,
             params=state.params,
             history=self.history,
-            ledger=ledger.rows(self.simulator.task.defenses, self.simulator.task.setting, rounds),
+            ledger=self._ledger(rounds),
+            stopped=self.federation.stops,
         )
         if self.run is not None:
             with self.run.writing():

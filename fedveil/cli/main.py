@@ -61,6 +61,72 @@ def demo(settings: SetOption = None, out: OutOption = None, json: JsonOption = F
     run_demo(settings or [], out, json)
 
 
+DeltaOption = Annotated[float | None, typer.Option("--delta", help="δ (default: the defence's own).")]
+
+
+@app.command("ledger")
+def ledger(
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="[FILE.toml | RUN]", help="Config file, or a run folder.", show_default=False),
+    ] = None,
+    settings: SetOption = None,
+    rounds: Annotated[str | None, typer.Option("--rounds", help="After so many rounds; several as 10,60,100.")] = None,
+    delta: DeltaOption = None,
+    accountant: Annotated[str | None, typer.Option("--accountant", help="Only this one: paper, pld or rdp.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the privacy account: ε per tap and unit, certified or as published, with what it assumes."""
+    from fedveil.cli.ledger import run_ledger
+
+    run_ledger(file, settings or [], rounds, delta, accountant, json)
+
+
+@app.command("calibrate")
+def calibrate(
+    epsilon: Annotated[float, typer.Option("--epsilon", help="ε to keep.")],
+    file: FileArgument = None,
+    settings: SetOption = None,
+    delta: DeltaOption = None,
+    tap: Annotated[str, typer.Option("--tap", help="Against whom.")] = "release",
+    unit: Annotated[str, typer.Option("--unit", help="For whom: example, image or client.")] = "example",
+    adjacency: Annotated[str | None, typer.Option("--adjacency", help="add-remove, zero-out or replace.")] = None,
+    noise: Annotated[float | None, typer.Option("--noise", help="Keep this noise, and find the rounds.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Find the noise that an ε takes; or with --noise the rounds that it affords."""
+    from fedveil.cli.ledger import run_calibrate
+
+    run_calibrate(file, settings or [], epsilon, delta, tap, unit, adjacency, noise, json)
+
+
+@app.command("audit")
+def audit(
+    file: FileArgument = None,
+    settings: SetOption = None,
+    tap: Annotated[
+        str | None, typer.Option("--tap", help="Where the attacker stands (default: behind each noise).")
+    ] = None,
+    unit: Annotated[str | None, typer.Option("--unit", help="example or client (default: both).")] = None,
+    method: Annotated[str | None, typer.Option("--method", help="one-run or trials (default: both).")] = None,
+    trials: Annotated[int, typer.Option("--trials", help="Independent trials, with and without the canary.")] = 200_000,
+    canaries: Annotated[int, typer.Option("--canaries", help="Canaries of a one-run audit.")] = 1000,
+    seeds: Annotated[int, typer.Option("--seeds", help="Times that all is repeated.")] = 20,
+    confidence: Annotated[float, typer.Option("--confidence", help="Of all bounds together.")] = 0.95,
+    delta: DeltaOption = None,
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds that are attacked together.")] = 1,
+    steps: Annotated[int, typer.Option("--steps", help="Local steps in each of them.")] = 1,
+    json: JsonOption = False,
+) -> None:
+    """Attack the mechanisms with canaries: a lower bound on ε, beside the certified one."""
+    from fedveil.cli.audit import run_audit
+
+    run_audit(
+        file, settings or [], tap=tap, unit=unit, method=method, trials=trials, canaries=canaries, seeds=seeds,
+        confidence=confidence, delta=delta, rounds=rounds, steps=steps, json=json,
+    )  # fmt: skip
+
+
 @app.command("list")
 def list_names(
     kind: Annotated[str | None, typer.Argument(help=", ".join(KINDS))] = None, json: JsonOption = False

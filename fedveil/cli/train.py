@@ -21,7 +21,7 @@ from rich.progress import (
 from fedveil.cli import show
 from fedveil.config import Config, load
 from fedveil.errors import ConfigError, Interrupted
-from fedveil.privacy.ledger import TAPS, Row
+from fedveil.privacy.ledger import TAPS, UNITS, Row
 
 
 class Bar:
@@ -102,7 +102,7 @@ def _train(config: Config | None, path: Path | None, json: bool, title: str = "T
         names = "+".join(d["name"] for d in config.defense)
         run = RunFolder.create(path or default_path(f"{config.data.name}-{names}"))
     try:
-        with Bar(federation.config.train.rounds or 0) as bar:
+        with Bar(federation.rounds) as bar:
             result = train(federation, run, bar)
     except KeyboardInterrupt:  # a second Ctrl-C: what the last checkpoint holds is kept
         if not run.config.exists():
@@ -119,6 +119,7 @@ def _train(config: Config | None, path: Path | None, json: bool, title: str = "T
         (f"accuracy ({result.split})", result.accuracy),
         ("loss", result.loss),
         ("rounds", f"{result.rounds} with {settled.train.per_round} clients each"),
+        *([("stopped by", result.stopped)] if result.stopped else []),
         ("seconds", f"{result.seconds:.2f} (and {result.compile_seconds:.2f} to compile)"),
         ("privacy", _privacy(result.ledger)),
         ("run", str(result.run)),
@@ -129,9 +130,14 @@ def _train(config: Config | None, path: Path | None, json: bool, title: str = "T
 
 
 def _privacy(rows: list[Row]) -> str:
-    """The taps that nothing protects, in one line."""
-    closed = sorted({row.tap for row in rows if not row.reason.startswith("open")})
-    if not closed:
-        return "none: every tap is open"
+    """The certificates in one line per unit, at the tap that shows least; or that there are none."""
+    lines = []
+    for unit in UNITS:
+        best = [row for row in rows if row.unit == unit and row.certified and row.tap == "release"]
+        for row in best[:1]:
+            lines.append(f"one {unit}: ε = {row.epsilon:.4g}, δ = {row.delta:g}, {row.adjacency}, tap {row.tap}")
+    closed = {row.tap for row in rows if row.certified}
     still_open = [tap for tap in TAPS if tap not in closed]
-    return f"noise at {', '.join(closed)}" + (f"; open: {', '.join(still_open)}" if still_open else "")
+    if not closed:
+        return "nothing is certified at any tap"
+    return "; ".join(lines) + (f"; nothing certified at: {', '.join(still_open)}" if still_open else "")

@@ -44,6 +44,11 @@ class DatasetInfo:
     trainable: bool = True
     keys: tuple[str, ...] = ("split", "dir")  # keys of [data] that say which version of the dataset
     note: str = ""
+    train_sizes: tuple[tuple[str, int], ...] = ()  # split, examples in its training part: for accounts without the data
+
+    def train_size(self, split: str) -> int | None:
+        """Examples in the training part, where that is known without the files."""
+        return dict(self.train_sizes).get(split)
 
 
 def _idx(train_x: str, train_y: str, test_x: str, test_y: str) -> tuple[FileInfo, ...]:
@@ -79,6 +84,7 @@ _ALL = (
         local_steps=20,
         batch=4,
         lr=0.1,
+        train_sizes=(("fed-cdp", 1_347), ("cpl", 1_347), ("dpfl", 1_347)),
     ),
     DatasetInfo(
         name="cancer",
@@ -92,6 +98,7 @@ _ALL = (
         local_steps=100,
         batch=4,
         lr=0.1,
+        train_sizes=(("fed-cdp", 426), ("cpl", 426), ("dpfl", 426)),
         note="features are standardised by the means and deviations of the 569 published records, taken as public "
         "constants",
     ),
@@ -108,6 +115,7 @@ _ALL = (
         local_steps=100,
         batch=5,
         lr=0.05,
+        train_sizes=(("fed-cdp", 50_000), ("cpl", 60_000), ("dpfl", 50_000)),
         files=_idx(
             "6bbc9ace898e44ae57da46a324031adb",
             "a25bea736e30d166cdddb491f175f624",
@@ -130,6 +138,7 @@ _ALL = (
         local_steps=100,
         batch=5,
         lr=0.05,
+        train_sizes=(("fed-cdp", 50_000), ("cpl", 60_000), ("dpfl", 50_000)),
         files=_idx(
             "f4a8712d7a061bf5bd6d2ca38dc4d50a",
             "9018921c3c673c538a1fc5bad174d6f9",
@@ -152,6 +161,7 @@ _ALL = (
         local_steps=100,
         batch=4,
         lr=0.05,
+        train_sizes=(("fed-cdp", 40_000), ("cpl", 50_000), ("dpfl", 50_000)),
         files=tuple(FileInfo(name, 30_730_000, "md5", digest) for name, digest in _CIFAR10.items()),
         folders=("cifar10", "cifar-10-batches-bin", ""),
         needs_fetch=True,
@@ -228,6 +238,7 @@ _ALL = (
         local_steps=100,
         batch=3,
         lr=0.1,
+        train_sizes=(("fed-cdp", 36_631), ("cpl", 36_631), ("dpfl", 36_631)),
         files=(
             FileInfo("adult.data", 3_974_305, "md5", "5d7c39d7b8804f071cdd1f2a7c460872"),
             FileInfo("adult.test", 2_003_153, "md5", "35238206dfdf7f1fe215bbb874adecdc"),

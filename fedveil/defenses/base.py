@@ -60,6 +60,13 @@ class Setting:
     max_weight: float = 1.0  # the largest weight any client's message has in the sum
     smallest: int = 1  # N_i of the smallest client
     layers: int = 1  # layers of the model: what layerwise clipping clips apart
+    dropout: float = 0.0  # share of chosen clients that never answer
+    late: float = 0.0  # share whose answer counts one round later
+    plain_server: bool = True  # the server adds the mean as it is: no factor, no momentum
+    min_weight: float = 1.0  # the smallest weight any client's message has in the sum
+    sizes: tuple[tuple[int, int], ...] = ()  # (N_i, L_i): the sizes that clients have, and their local steps
+    copies: int = 1  # the most clients that hold one and the same example
+    examples: int = 0  # N, distinct examples
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,10 @@ class Defense:
     def noised_stages(self) -> tuple[str, ...]:
         """The stages at which it adds calibrated noise: two defences must not share one."""
         return ()
+
+    def shrinks(self) -> bool:
+        """Whether what passes through it never grows in norm: a bound that was set before then still holds."""
+        return False
 
     def check(self, setting: Setting) -> None:
         """Raises `ConfigError` where the defence makes no sense in this setting."""

@@ -168,22 +168,20 @@ class DPFL(Defense):
         return local.params
 
     def events(self, setting: Setting) -> list[Release]:
-        covered, reason = True, ""
-        assumes: tuple[str, ...] = ()
-        if self.allocation == "pogz":
-            covered, reason = False, "the noise of each layer follows private data (PoGZ), so no ε holds"
+        reason = ""
         if self.public_only:
-            covered, reason = False, "no client takes part: nothing of theirs is shown, and nothing is accounted"
-        elif self.selection == "active":
-            assumes = (
-                "clients are selected by private losses: up to one participation in every round is counted",
-                "the losses that clients report are not noised and not accounted",
-            )
+            reason = "no client takes part: nothing of theirs is shown, and nothing is accounted"
+        elif self.allocation == "pogz":
+            reason = "the noise of each layer follows private data (PoGZ), so no ε holds"
+        active = self.selection == "active"
+        leak = ("clients report their losses without noise, and selection reads them: that is not in this account",)
         z = 2.0 * setting.lr * setting.layers / self.epsilon  # Δf/(max_i ε_i) over α
         return [
-            Release(tap, "client", "laplace", z, "round", covered, reason, assumes)
-            for tap in ("server", "broadcast", "release")
-        ]
+            Release(
+                "server", "client", "laplace", z, "round", "upload",
+                every_round=active, covered=not reason, reason=reason, assumes=leak if active else (),
+            )
+        ]  # fmt: skip
 
 
 def choose(

@@ -61,6 +61,9 @@ class DSSGD(Defense):
     def _noised(self) -> bool:
         return self.law != "none" and self.scale > 0
 
+    def shrinks(self) -> bool:
+        return not self._noised
+
     def check(self, setting: Setting) -> None:
         if self.law == "none" and self.scale > 0:
             raise ConfigError("defense.scale", self.scale, "no noise is drawn: set law to gaussian or laplace")

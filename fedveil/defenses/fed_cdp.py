@@ -140,18 +140,25 @@ class FedCDP(Defense):
         return noises.add(total, noises.gaussian(at.key, total, deviation))
 
     def events(self, setting: Setting) -> list[Release]:
-        parts = setting.layers if self.clip_scope == "layerwise" else 1
-        z = min(self.noise, self.noise_end or self.noise) / math.sqrt(parts)
+        if not self.noise:
+            return []
+        # A schedule of the clip moves noise and sensitivity alike; one of the noise changes z from round to round.
+        parts = math.sqrt(setting.layers if self.clip_scope == "layerwise" else 1)
+        sigmas = schedules.every_round(self.noise, self.noise_end, self.schedule, setting.rounds)
         covered = self.clip_mode != "median"
         reason = "" if covered else "the clip bound is the median of private norms, computed without noise"
-        inside = z * self._on_sum(setting)
-        made = [
-            Release(tap, "example", "gaussian", inside, "step", covered, reason)
-            for tap in ("client", "server", "broadcast", "release")
-        ]
-        if self.placement == "example":
-            made.insert(0, Release("example", "example", "gaussian", z, "step", covered, reason))
-        return made
+
+        def release(tap: str, factor: float, adds_up: bool) -> Release:
+            zs = tuple(sigma * factor / parts for sigma in sigmas)
+            z = min(zs, default=self.noise * factor / parts)
+            return Release(
+                tap, "example", "gaussian", z, "step", "example", zs, adds_up=adds_up, covered=covered, reason=reason
+            )
+
+        # With several local steps, or another optimiser than SGD, updates are no sums of noised gradients any more.
+        linear = setting.local_steps == 1 and setting.optimizer == "sgd"
+        at_client = release("client", self._on_sum(setting), linear)
+        return [release("example", 1.0, False), at_client] if self.placement == "example" else [at_client]
 
 
 def _where(mask: Any, a: Any) -> Any:

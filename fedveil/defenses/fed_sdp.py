@@ -77,19 +77,15 @@ class FedSDP(Defense):
         return noises.add(total, noises.gaussian(at.key, total, deviation))
 
     def events(self, setting: Setting) -> list[Release]:
-        parts = setting.layers if self.clip_scope == "layerwise" else 1
-        z = min(self.noise, self.noise_end or self.noise) / math.sqrt(parts)
-        # A schedule of the clip alone leaves z as it is; one of the noise has its smallest z at one end.
-        both = math.sqrt(setting.per_round)
+        if not self.noise:
+            return []
+        # A schedule of the clip moves noise and sensitivity alike; one of the noise changes z from round to round.
+        parts = math.sqrt(setting.layers if self.clip_scope == "layerwise" else 1)
+        factor = math.sqrt(setting.per_round) / parts if self.placement == "server-each" else 1.0 / parts
+        sigmas = schedules.every_round(self.noise, self.noise_end, self.schedule, setting.rounds)
+        zs = tuple(sigma * factor for sigma in sigmas)
+        z = min(zs, default=self.noise * factor)
         if self.placement == "client":
-            return [
-                Release("client", "client", "gaussian", z, "round"),
-                Release("server", "client", "gaussian", z, "round"),
-                Release("broadcast", "client", "gaussian", z * both / setting.max_weight, "round"),
-                Release("release", "client", "gaussian", z * both / setting.max_weight, "round"),
-            ]
-        outside = z * both if self.placement == "server-each" else z
-        return [
-            Release("broadcast", "client", "gaussian", outside, "round", assumes=("the server adds the noise",)),
-            Release("release", "client", "gaussian", outside, "round", assumes=("the server adds the noise",)),
-        ]
+            return [Release("client", "client", "gaussian", z, "round", "update", zs, adds_up=True)]
+        trust = ("the server is trusted: it sees clean updates and adds the noise",)
+        return [Release("release", "client", "gaussian", z, "round", "aggregate", zs, on_sum=True, assumes=trust)]

@@ -84,9 +84,7 @@ class LIP(Defense):
         reason = "layers without noise show their part of the update as it is, and the noise follows private data"
         if self.layers is not None:
             reason = "layers without noise show their part of the update as it is; to noise all of them use dpfl"
-        return [
-            Release(tap, "client", "laplace", 0.0, "round", False, reason) for tap in ("server", "broadcast", "release")
-        ]
+        return [Release("server", "client", "laplace", 0.0, "round", "upload", covered=False, reason=reason)]
 
 
 def _sparing(*measured: Any) -> Any:

@@ -79,6 +79,7 @@ class NbAFL(Defense):
         return noises.add(params, noises.gaussian(at.key, params, deviation)) if deviation else params
 
     def events(self, setting: Setting) -> list[Release]:
-        # What comes after an upload is post-processing: the mean's and the server's noise only add to it.
-        z = self.uplink(setting) / self.clip
-        return [Release(tap, "client", "gaussian", z, "round") for tap in ("server", "broadcast", "release")]
+        # The server's own noise only adds to this: it is not counted on.
+        return [
+            Release("server", "client", "gaussian", self.uplink(setting) / self.clip, "round", "upload", adds_up=True)
+        ]

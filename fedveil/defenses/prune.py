@@ -45,6 +45,9 @@ class Prune(Defense):
     def fills(self, stage: str) -> bool:
         return stage == self.stage
 
+    def shrinks(self) -> bool:
+        return True
+
     def check(self, setting: Setting) -> None:
         if self.stage == "upload" and setting.aggregation == "fedavg":
             takes = "prune at stage 'upload' would cut holes into the model that fedavg sends: use fedsgd"

@@ -29,6 +29,7 @@ from fedveil.lazy import Lazy
 from fedveil.privacy.events import Release
 
 jax: Any = Lazy("jax")
+numpy: Any = Lazy("numpy")
 clipping: Any = Lazy("fedveil.privacy.clip")
 noises: Any = Lazy("fedveil.privacy.noise")
 
@@ -71,16 +72,54 @@ class TwoDP(Defense):
         return self.server_noise * lr * setting.local_steps * self.clip / setting.per_round
 
     def events(self, setting: Setting) -> list[Release]:
-        made = [
-            Release(tap, "example", "gaussian", self.noise, "step")
-            for tap in ("client", "server", "broadcast", "release")
-        ]
+        made = []
+        if self.noise:
+            linear = setting.local_steps == 1 and setting.optimizer == "sgd"
+            made.append(Release("client", "example", "gaussian", self.noise, "step", "example", adds_up=linear))
         if self.fills("broadcast"):
-            # One client moves the mean by at most p·S, and p ≤ max_weight / U where every chosen client answers.
-            distinct = self.server_noise_mode == "distinct"
-            reason = "fresh noise on nearly the same model in every round and for every receiver can be averaged away"
-            z = self.server_noise / setting.max_weight
+            # A mean of B clipped gradients is at most G; of a Poisson batch, which may hold all N_i, at most G·N_i/B.
+            largest = max((size for size, _ in setting.sizes), default=setting.batch)
+            over = max(1.0, largest / setting.batch) if setting.batching == "poisson" else 1.0
+            z = self.server_noise / (setting.max_weight * over)
+            reason = self._why_not(setting)
             made.append(
-                Release("broadcast", "client", "gaussian", z, "round", not distinct, reason if distinct else "")
-            )
+                Release(
+                    "broadcast", "client", "gaussian", z, "round", "broadcast",
+                    on_sum=True, covered=not reason, reason=reason,
+                )
+            )  # fmt: skip
         return made
+
+    def _why_not(self, setting: Setting) -> str:
+        """Why the server's noise does not compose over rounds; empty where it does."""
+        if self.server_noise_mode == "distinct":
+            factor = averaging_factor(setting.per_round, setting.rounds)
+            return (
+                "every receiver gets fresh noise on nearly the same model in every round: one that averages what it gets "
+                f"over {setting.rounds} rounds divides z by {factor:.3g} at least, all receivers together by "
+                f"{setting.per_round**0.5:.3g}"
+            )
+        if setting.optimizer != "sgd":
+            return f"the clip of gradients does not bound a local step of {setting.optimizer}"
+        stays = setting.aggregation == "fedavg" and setting.sampling == "fixed" and setting.plain_server
+        if not stays or setting.dropout or setting.late:
+            return (
+                "the noise does not stay whole in the global model, which comes back under fresh noise: that takes "
+                "fedavg, fixed sampling, no lost or late clients, server_lr = 1 and no server momentum"
+            )
+        return ""
+
+
+def averaging_factor(receivers: int, rounds: int) -> float:
+    """By how much averaging over rounds lowers z under `distinct` noise, for a contribution to the first round.
+
+    In round t a receiver sees the mean model, which has collected t times the mean of the receivers' noises (variance 1/U
+    each), under a noise of its own of variance 1, which in turn enters the next mean. What it learns of a shift that stays
+    in the model is 1ᵀΣ⁻¹1, against 1 for a single noise. Models that learn from what they receive are not in this count.
+    """
+    rounds = min(rounds, 300)  # it grows no more by then
+    step = numpy.arange(rounds)
+    covariance = numpy.minimum.outer(step, step) / receivers + 1.0 / receivers
+    numpy.fill_diagonal(covariance, step / receivers + 1.0)
+    ones = numpy.ones(rounds)
+    return float(numpy.sqrt(ones @ numpy.linalg.solve(covariance, ones)))

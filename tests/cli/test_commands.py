@@ -192,7 +192,7 @@ def test_demo_prints_a_table(fedveil_cli, tmp_path):
         "accuracy (validation)",
         "digits, shards, 100 clients",
         "logistic",
-        "every tap is open",
+        "nothing is certified at any tap",
         "runs/digits-none-",
     ):
         assert word in answer.out

@@ -1,0 +1,170 @@
+"""`fedveil ledger` and `fedveil calibrate`: the account of a config or a run, and what a wished-for account takes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from fedveil.cli import show
+from fedveil.config import Config, load
+from fedveil.errors import ConfigError, unknown_name
+from fedveil.privacy.ledger import ACCOUNTANTS, ADJACENCIES, TAPS, UNITS, Row
+from fedveil.privacy.published import RULES
+
+PUBLISHED = (*RULES, "joint", "as-published")
+
+
+def run_ledger(
+    file: str | None, settings: list[str], rounds: str | None, delta: float | None, accountant: str | None, json: bool
+) -> None:
+    """Rows for a config, or for the rounds that a run has behind it."""
+    config, done, dropped = _read(file, settings)
+    _check_delta(delta)
+    if accountant is not None and accountant not in ("paper", *ACCOUNTANTS):
+        raise unknown_name("--accountant", accountant, ("paper", *ACCOUNTANTS))
+    asked = _rounds(rounds)
+    from fedveil.assemble import plan
+    from fedveil.privacy import ledger
+
+    planned = plan(config)
+    counts = asked or [planned.setting.rounds if done is None else done]
+    chosen = (accountant,) if accountant else ("paper", *ACCOUNTANTS)
+    rows = [
+        row
+        for count in counts
+        for row in ledger.rows(
+            planned.defenses, planned.setting, count, delta, lost_noise=dropped > 0, accountants=chosen
+        )
+    ]
+    if json:
+        show.print_json([row.as_dict() for row in rows])
+        return
+    for count in counts:
+        _print(count, [row for row in rows if row.rounds == count])
+
+
+def _print(rounds: int, rows: list[Row]) -> None:
+    """A line per tap and unit, then what the papers claim, then the conditions. Rényi rows are left to `--json`."""
+    lines, notes = [], []
+    for tap in TAPS:
+        before: tuple[object, ...] = ()
+        for unit in UNITS:
+            here = [r for r in rows if (r.tap, r.unit) == (tap, unit) and r.rule not in PUBLISHED]
+            here = [r for r in here if r.accountant == "pld"] or here
+            if not here:
+                continue
+            plain = next((r for r in here if r.adjacency != "replace" and r.epsilon is not None), None)
+            swapped = next((r for r in here if r.adjacency == "replace" and r.epsilon is not None), None)
+            shown = plain or swapped or here[0]
+            values = (_epsilon(plain), shown.adjacency if plain else "", _epsilon(swapped), _sure(shown), shown.reason)
+            same_as_before = values == before and shown.epsilon is not None
+            lines.append((tap, unit, *values[:-1], "the same: no copies" if same_as_before else values[-1]))
+            before = values
+            notes += [line for line in shown.assumptions if line not in notes]
+    delta = next((r.delta for r in rows if r.certified), None)
+    title = f"privacy after {rounds} rounds" + (f", δ = {delta:g}" if delta is not None else "")
+    if lines:
+        show.print_table(title, ("tap", "unit", "ε", "adjacency", "ε, replace", "certified", "why"), lines)
+    claims = [r for r in rows if r.rule in PUBLISHED]
+    if claims:
+        columns = ("tap", "unit", "rule", "ε", "δ", "remark")
+        told = [(r.tap, r.unit, f"{r.rule} ({r.accountant})", _epsilon(r), r.delta, r.reason) for r in claims]
+        show.print_table("as published, not certified", columns, told)
+    if notes:
+        show.note("certified rows assume: " + "; ".join(notes) + ".")
+
+
+def _epsilon(row: Row | None) -> str:
+    return "none" if row is None or row.epsilon is None else f"{row.epsilon:.4g}"
+
+
+def _sure(row: Row) -> str:
+    return "yes" if row.certified else "no"
+
+
+def run_calibrate(
+    file: str | None,
+    settings: list[str],
+    epsilon: float,
+    delta: float | None,
+    tap: str,
+    unit: str,
+    adjacency: str | None,
+    noise: float | None,
+    json: bool,
+) -> None:
+    """The noise for an ε, or with a given noise the rounds."""
+    config, _, _ = _read(file, settings)
+    _check(epsilon, delta, tap, unit, adjacency, noise)
+    from fedveil.assemble import plan
+    from fedveil.privacy import calibrate, ledger
+
+    planned = plan(config)
+    delta = ledger.delta_of(planned.defenses) if delta is None else delta
+    goal = calibrate.Goal(epsilon, delta, tap, unit, adjacency)
+    if noise is None:
+        found = calibrate.noise_for(planned.defenses, planned.setting, goal)
+    else:
+        found = calibrate.rounds_with(planned.defenses, planned.setting, goal, noise)
+    where = "defense" if len(planned.defenses) == 1 else f"defense.{found.place}"
+    answer = {
+        f"{where}.{found.key}": found.value,
+        "noise": found.value,
+        "rounds": found.rounds,
+        "epsilon": found.row.epsilon,
+        "row": found.row.as_dict(),
+    }
+    if json:
+        show.print_json(answer)
+        return
+    row = found.row
+    lines = [
+        (f"{where}.{found.key}", repr(found.value)),
+        ("train.rounds", found.rounds),
+        ("ε", row.epsilon),
+        ("δ", row.delta),
+        ("tap, unit, adjacency", f"{row.tap}, {row.unit}, {row.adjacency}"),
+        ("assumes", "; ".join(row.assumptions)),
+    ]
+    show.print_table(f"for ε = {epsilon:g}", ("what", "value"), lines)
+
+
+def _read(file: str | None, settings: list[str]) -> tuple[Config, int | None, int]:
+    """The config of a file or a run folder; of a run also its rounds so far and how many updates were dropped."""
+    if file is None or not Path(file).is_dir():
+        return load(file, settings), None, 0
+    from fedveil.runs import RunFolder
+
+    run = RunFolder.open(Path(file))
+    if settings:
+        raise ConfigError("-s", settings[0], "a run has its own config: leave out -s, or give its config.toml")
+    info = run.read_info()
+    dropped = sum(int(row.get("not_finite", 0)) for row in run.read_metrics())
+    return load(run.config), int(info.get("rounds_done", 0)), dropped
+
+
+def _rounds(text: str | None) -> list[int]:
+    if text is None:
+        return []
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= 10_000_000 for part in parts):
+        raise ConfigError("--rounds", text, "takes whole numbers from 1, with commas between: 10,60,100")
+    return [int(part) for part in parts]
+
+
+def _check_delta(delta: float | None) -> None:
+    if delta is not None and not 0 < delta < 1:
+        raise ConfigError("--delta", delta, "takes a number above 0 and below 1: 1e-5, say")
+
+
+def _check(
+    epsilon: float, delta: float | None, tap: str, unit: str, adjacency: str | None, noise: float | None
+) -> None:
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        raise ConfigError("--epsilon", epsilon, "takes a number above 0")
+    _check_delta(delta)
+    if noise is not None and not (noise > 0 and math.isfinite(noise)):
+        raise ConfigError("--noise", noise, "takes a number above 0, the defence's noise multiplier")
+    for key, value, known in (("--tap", tap, TAPS), ("--unit", unit, UNITS), ("--adjacency", adjacency, ADJACENCIES)):
+        if value is not None and value not in known:
+            raise unknown_name(key, value, known)

@@ -1,0 +1,95 @@
+"""What the defences certify of exactly the mechanism that is attacked: read from their declarations, accounted by PLD.
+
+An attacked unit takes part in every release (q = 1), so no sampling amplifies: the certificate is that of so many Gaussian
+mechanisms, one after another. What a whole training costs, with its sampling, is in the ledger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedveil.defenses.base import Defense, Setting
+from fedveil.privacy.audit.stage import Stage, shows_sums
+from fedveil.privacy.events import CHAIN, Release
+from fedveil.rounds.client import Task
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What the defences declare of one unit at one tap, for exactly the releases that are attacked."""
+
+    epsilon: float | None
+    multiplier: float | None  # z of one release
+    together: float | None  # z of all of them: as one Gaussian
+    releases: int
+    reason: str
+
+
+def declared(defenses: Sequence[Defense], setting: Setting, tap: str, unit: str) -> tuple[Release, float] | None:
+    """The strongest release that stands between a unit and a tap, there or before it, and the bound of one unit in units
+    of the declared sensitivity: a record can turn its client's contribution into any other, which is twice the bound."""
+    place = CHAIN.index(tap)
+    made = [r for d in defenses for r in d.events(setting)]
+    behind = [r for r in made if CHAIN.index(r.tap) <= place]
+    found = [(r, 1.0) for r in behind if r.unit == unit]
+    if unit == "example":
+        found += [(r, 2.0) for r in behind if r.unit == "client"]
+    return max(found, key=lambda one: (one[0].covered, one[0].multiplier / one[1])) if found else None
+
+
+def certificate(defenses: Sequence[Defense], played: Stage, delta: float) -> Certificate:
+    """ε of what is attacked, or why there is none."""
+    setting, unit, rounds = played.task.setting, played.layout.unit, played.rounds
+    found = declared(defenses, setting, played.tap, unit)
+    if found is None:
+        return Certificate(None, None, None, rounds, "nothing is certified for this unit at this tap")
+    release, size = found
+    each = setting.local_steps if release.uses == "step" else 1
+    nothing = Certificate(None, None, None, rounds * each, "")
+    if not release.covered:
+        return replace(nothing, reason=f"not certified: {release.reason}")
+    if len(defenses) > 1:
+        return replace(nothing, reason="not compared: several defences together, for which see the ledger")
+    if release.law != "gaussian" or release.multiplier <= 0.0:
+        return replace(nothing, reason=f"not compared: {release.law} noise, z = {release.multiplier:.4g}")
+    if release.adds_up and played.summed:  # every client's noise is in the sum
+        weights = played.weights()
+        size /= math.sqrt(np.square(weights).sum()) / weights.max()
+    declared_z = (*release.by_round, *[release.multiplier] * rounds)[:rounds]
+    by_round = [z / size for z in declared_z]
+    together = 1.0 / math.sqrt(sum(each / z**2 for z in by_round))
+    reason = f"{rounds * each} × Gaussian, z = {min(by_round):.4g}, the unit in each"
+    if release.unit != unit:
+        reason += "; from the client's account, whose contribution one record may turn into any other"
+    return Certificate(gaussian_epsilon(together, delta), min(by_round), together, rounds * each, reason)
+
+
+def gaussian_epsilon(multiplier: float, delta: float) -> float:
+    """ε of a Gaussian mechanism (PLD)."""
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    # The grid of losses grows with the losses, ε ≈ 1/z² where z is small: else the account would take minutes.
+    accountant = PLDAccountant(value_discretization_interval=1e-4 * max(1.0, 1.0 / multiplier**2))
+    accountant.compose(dp_accounting.GaussianDpEvent(multiplier))
+    return float(accountant.get_epsilon(delta))
+
+
+def taps_to_audit(defenses: Sequence[Defense], setting: Setting, unit: str) -> list[str]:
+    """The taps to audit a unit at: those first behind some noise; the client's, where there is none."""
+    made = [r for d in defenses for r in d.events(setting)]
+    own = {r.tap for r in made if r.unit == unit} or {r.tap for r in made if r.unit == "client"}
+    if not own:
+        own = {"client"}
+    return [tap for tap in CHAIN if tap in own]
+
+
+def cohort(task: Task, tap: str, unit: str) -> int:
+    """How many clients a canary has to meet: all of a round in a sum, unless the server's noise covers it without them."""
+    found = declared(task.defenses, task.setting, tap, unit)
+    alone = not shows_sums(tap, task.setting) or (found is not None and found[0].stage == "aggregate")
+    return 1 if alone else task.setting.per_round

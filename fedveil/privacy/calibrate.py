@@ -1,0 +1,154 @@
+"""From a wish to a setting: the noise that a given ε takes, or the rounds that a given noise affords.
+
+Both search over the ledger's own certificate (`ledger.certified`), so that what is promised here is what the ledger prints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedveil.defenses.base import Defense, Setting
+from fedveil.errors import ConfigError
+from fedveil.privacy import ledger
+
+MOST_ROUNDS = 10_000_000
+CLOSE = 0.995  # a found ε is at least so much of the one that was asked for
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is asked of the account."""
+
+    epsilon: float
+    delta: float
+    tap: str
+    unit: str
+    adjacency: str | None = None  # None: the one that the ledger prints first
+
+    def row(self, defenses: Sequence[Defense], setting: Setting, rounds: int) -> ledger.Row:
+        return ledger.certified(defenses, setting, rounds, self.tap, self.unit, self.delta, self.adjacency)
+
+    @property
+    def seat(self) -> str:
+        return f"tap {self.tap}, unit {self.unit}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A setting that keeps a goal: `key` of defence number `place` set to `value`, over so many rounds."""
+
+    place: int
+    key: str
+    value: float
+    rounds: int
+    row: ledger.Row
+
+
+def noise_for(defenses: Sequence[Defense], setting: Setting, goal: Goal) -> Found:
+    """The least noise that keeps the goal over the setting's rounds."""
+    place, key = _dial(defenses, goal)
+    start = float(getattr(defenses[place], key)) or 1.0
+    rises = key == "epsilon"  # a claimed ε: the larger, the less noise
+
+    def at(value: float) -> ledger.Row:
+        return goal.row(_turned(defenses, place, key, value, start), setting, setting.rounds)
+
+    def keeps(row: ledger.Row) -> bool:
+        return row.certified and row.epsilon is not None and row.epsilon <= goal.epsilon
+
+    factor = 0.5 if rises else 2.0
+    if not at(start).certified and at(start).epsilon is None and not keeps(at(start * factor**10)):
+        raise _impossible(goal, at(start), key)
+    if keeps(at(start)):
+        found = _first(lambda v: not keeps(at(v)), start, 1.0 / factor)
+        if found is None:
+            raise ConfigError("--epsilon", goal.epsilon, f"any {key} keeps it at {goal.seat}: ask for less")
+        enough, short = found * factor, found
+    else:
+        found = _first(lambda v: keeps(at(v)), start, factor)
+        if found is None:
+            raise _impossible(goal, at(start * factor**40), key)
+        enough, short = found, found / factor
+    for _ in range(40):
+        row = at(enough)
+        if row.epsilon is not None and row.epsilon >= CLOSE * goal.epsilon:
+            break
+        middle = (enough * short) ** 0.5
+        enough, short = (middle, short) if keeps(at(middle)) else (enough, middle)
+    return Found(place, key, enough, setting.rounds, at(enough))
+
+
+def rounds_with(defenses: Sequence[Defense], setting: Setting, goal: Goal, noise: float) -> Found:
+    """The most rounds that keep the goal with this noise."""
+    place, key = _dial(defenses, goal)
+    turned = _turned(defenses, place, key, noise, float(getattr(defenses[place], key)) or 1.0)
+    rounds = rounds_for(turned, setting, goal)
+    if rounds == 0:
+        one = goal.row(turned, setting, 1)
+        shown = "more than can be computed" if one.epsilon is None else f"{one.epsilon:.4g}"
+        takes = f"one round alone costs {shown} at {goal.seat} with {key} = {noise:g}: raise it, or --epsilon"
+        raise ConfigError("--noise", noise, takes)
+    return Found(place, key, noise, rounds, goal.row(turned, setting, rounds))
+
+
+def rounds_for(defenses: Sequence[Defense], setting: Setting, goal: Goal, most: int = MOST_ROUNDS) -> int:
+    """The most rounds, up to `most`, that keep the goal; 0 where a single one does not."""
+    first = goal.row(defenses, setting, 1)
+    if not first.certified:
+        raise _impossible(goal, first, None)
+
+    def keeps(rounds: int) -> bool:
+        row = goal.row(defenses, setting, rounds)
+        return row.epsilon is not None and row.epsilon <= goal.epsilon
+
+    low, high = 0, 1
+    while keeps(high):
+        if high == most:
+            return most
+        low, high = high, min(most, 2 * high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low
+
+
+def _first(holds: Callable[[float], bool], start: float, factor: float) -> float | None:
+    """The first of start·factor, start·factor², … for which it holds."""
+    value = start
+    for _ in range(40):
+        value *= factor
+        if holds(value):
+            return value
+    return None
+
+
+def _dial(defenses: Sequence[Defense], goal: Goal) -> tuple[int, str]:
+    """Which key of which defence holds the noise that this tap and unit are behind."""
+    for place, defense in enumerate(defenses):
+        if defense.name == "2dp-fl":
+            return place, "server_noise" if goal.unit == "client" else "noise"
+        if defense.private:
+            return place, "noise" if hasattr(defense, "noise") else "epsilon"
+    names = ", ".join(d.name for d in defenses)
+    raise ConfigError("defense", names, "has no privacy account: calibrate fed-cdp, fed-sdp, 2dp-fl, nbafl or dpfl")
+
+
+def _turned(defenses: Sequence[Defense], place: int, key: str, value: float, start: float) -> list[Defense]:
+    """The defences with one key set; a schedule of the noise keeps its shape."""
+    made: list[Defense] = list(defenses)
+    changes: dict[str, Any] = {key: value}
+    end = getattr(made[place], "noise_end", None)
+    if key == "noise" and end is not None:
+        changes["noise_end"] = end * value / start
+    made[place] = dataclasses.replace(made[place], **changes)  # type: ignore[type-var]
+    return made
+
+
+def _impossible(goal: Goal, row: ledger.Row, key: str | None) -> ConfigError:
+    if row.epsilon is not None and row.certified and key is not None:
+        return ConfigError("--epsilon", goal.epsilon, f"no {key} reaches it at {goal.seat} with δ = {goal.delta:g}")
+    takes = f"nothing can be certified at {goal.seat}: {row.reason}"
+    return ConfigError("tap", goal.tap, takes)

@@ -1,0 +1,200 @@
+"""What the papers claim: their own rules on their own assumptions, repeated as `paper` rows and never certified.
+
+For Fed-CDP and Fed-SDP (fed-cdp, Section V and Table VI) a step is a Gaussian of multiplier σ on a Poisson sample: of rate
+q = B·Kt/N over the N distinct examples for Fed-CDP, of rate Kt/K for Fed-SDP; clip groups, placement and what an observer
+knows of the cohort do not enter. Rules:
+
+- `moments`: Rényi divergences at the orders below, ε = min over α of rdp + log(1/δ)/(α − 1), and one step more than were
+  made, which is what reproduces all twelve cells of Table VI. With accountant `pld`: the same rule for the steps that were
+  made, computed tightly.
+- `basic`, `advanced`, `optimal`: (ε₀, δ₀) of one Gaussian, amplified by q, then the sum (Definition 4), advanced
+  composition (Dwork, Rothblum, Vadhan), and the exact composition of (ε₀, δ₀) mechanisms (Kairouz, Oh, Viswanath). Half of
+  δ goes to the steps, half to the composition.
+- `zcdp`: ρ = k·q²/(2σ²) and ε = ρ + 2√(ρ·log(1/δ)): what is used for sampled steps, though zero-concentrated privacy has no
+  amplification by sampling; it holds only to leading order.
+- `joint`: Fed-CDP's claim for a whole client by the billboard lemma. The lemma keeps the unit: it is the ε of one example.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from fedveil.defenses.base import Defense, Setting
+from fedveil.lazy import Lazy
+
+np: Any = Lazy("numpy")
+special: Any = Lazy("scipy.special")
+stats: Any = Lazy("scipy.stats")
+dp: Any = Lazy("dp_accounting")
+plds: Any = Lazy("dp_accounting.pld.privacy_loss_distribution")
+rdps: Any = Lazy("dp_accounting.rdp.rdp_privacy_accountant")
+
+MOMENT_ORDERS = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *range(5, 64), 128, 256, 512)
+RULES = ("moments", "basic", "advanced", "optimal", "zcdp")
+CLAIM = "as published; not certified"
+
+
+def rows(defenses: Sequence[Defense], setting: Setting, rounds: int, delta: float) -> Iterator[dict[str, Any]]:
+    """The claims of every defence that makes one, as fields of ledger rows."""
+    for defense in defenses:
+        claims = _CLAIMS.get(defense.name)
+        if claims is not None:
+            yield from claims(defense, setting, rounds, delta)
+
+
+def _row(
+    tap: str, unit: str, rule: str, epsilon: float | None, delta: float, reason: str, **other: Any
+) -> dict[str, Any]:
+    fields = {"accountant": "paper", "adjacency": "add-remove", "assumptions": (), "certified": False, **other}
+    return {"tap": tap, "unit": unit, "rule": rule, "epsilon": epsilon, "delta": delta, "reason": reason, **fields}
+
+
+# --- fed-cdp
+
+
+def _fed_cdp(defense: Any, setting: Setting, rounds: int, delta: float) -> Iterator[dict[str, Any]]:
+    if not defense.noise:
+        return
+    examples = setting.examples or setting.clients * setting.smallest
+    rate = min(1.0, setting.batch * setting.per_round / examples)
+    steps = rounds * setting.local_steps
+    assumptions = (f"a global Poisson sample of rate q = B·Kt/N = {rate:.4g} at each of {steps} steps",)
+    yield from _sampled("example", defense.noise, rate, steps, delta, assumptions)
+    claim = moments(defense.noise, rate, steps, delta)
+    reason = f"{CLAIM}: joint differential privacy keeps the unit, one example; it says nothing of a whole client"
+    yield _row("release", "client", "joint", claim, delta, reason, assumptions=assumptions)
+
+
+def _fed_sdp(defense: Any, setting: Setting, rounds: int, delta: float) -> Iterator[dict[str, Any]]:
+    if not defense.noise:
+        return
+    rate = min(1.0, setting.per_round / setting.clients)
+    assumptions = (f"a Poisson sample of clients of rate q = Kt/K = {rate:.4g} in each of {rounds} rounds",)
+    yield from _sampled("client", defense.noise, rate, rounds, delta, assumptions)
+    if defense.placement != "client":
+        reason = f"{CLAIM}: the paper counts leakage at the server as closed; here the server sees clean updates"
+        claim = moments(defense.noise, rate, rounds, delta)
+        yield _row("server", "client", "moments", claim, delta, reason, assumptions=assumptions)
+
+
+def _sampled(
+    unit: str, sigma: float, rate: float, steps: int, delta: float, assumptions: tuple[str, ...]
+) -> Iterator[dict[str, Any]]:
+    for rule in RULES:
+        claim = COMPOSE[rule](sigma, rate, steps, delta)
+        yield _row("release", unit, rule, claim, delta, CLAIM, assumptions=assumptions)
+    tight = moments_pld(sigma, rate, steps, delta)
+    reason = "the paper's rule, computed tightly; not certified"
+    yield _row("release", unit, "moments", tight, delta, reason, accountant="pld", assumptions=assumptions)
+
+
+@lru_cache(maxsize=256)
+def moments(sigma: float, rate: float, steps: int, delta: float) -> float | None:
+    """The classic moments accountant as the paper used it: one step too many, the classic conversion."""
+    one = rdps.RdpAccountant(orders=MOMENT_ORDERS)
+    one.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(sigma)))
+    orders = np.asarray(MOMENT_ORDERS)
+    return _finite(np.min((steps + 1) * np.asarray(one._rdp) + math.log(1.0 / delta) / (orders - 1.0)))
+
+
+@lru_cache(maxsize=256)
+def moments_pld(sigma: float, rate: float, steps: int, delta: float) -> float | None:
+    """The same sampled Gaussian steps, as many as were made, by privacy loss distributions."""
+    rough = moments(sigma, rate, steps, delta)
+    grid = 1e-4 if rough is None else float(np.clip(rough / 6000, 1e-6, 1e-2))
+    one = plds.from_gaussian_mechanism(standard_deviation=sigma, sampling_prob=rate, value_discretization_interval=grid)
+    return _finite(one.self_compose(steps).get_epsilon_for_delta(delta))
+
+
+def _one_step(sigma: float, rate: float, delta: float) -> tuple[float, float]:
+    """(ε, δ) of one sampled Gaussian with so much of δ: the analytic Gaussian, amplified."""
+    inner = min(0.5, delta / rate)
+    gaussian = dp.get_epsilon_gaussian(sigma, inner)
+    return math.log1p(rate * math.expm1(gaussian)), rate * inner
+
+
+def basic(sigma: float, rate: float, steps: int, delta: float) -> float | None:
+    """The sum over steps, each with δ/k."""
+    return _finite(steps * _one_step(sigma, rate, delta / steps)[0])
+
+
+def advanced(sigma: float, rate: float, steps: int, delta: float) -> float | None:
+    """ε₀√(2k·ln(1/δ')) + k·ε₀(e^ε₀ − 1), half of δ as δ'."""
+    one, _ = _one_step(sigma, rate, delta / (2 * steps))
+    return _finite(one * math.sqrt(2 * steps * math.log(2.0 / delta)) + steps * one * math.expm1(one))
+
+
+def optimal(sigma: float, rate: float, steps: int, delta: float) -> float | None:
+    """The exact composition of k mechanisms that are (ε₀, δ₀) private: randomised response k times."""
+    one, per_step = _one_step(sigma, rate, delta / (2 * steps))
+    left = 1.0 - (1.0 - delta) / (1.0 - per_step) ** steps
+    # One response errs with probability 1/(1+e^ε₀); with j errors of k the loss is (k − 2j)·ε₀.
+    errors = np.arange(steps + 1)
+    losses = (steps - 2 * errors) * one
+    chances = stats.binom.pmf(errors, steps, special.expit(-one))
+
+    def exceeds(epsilon: float) -> bool:
+        over = losses > epsilon
+        return bool(np.sum(chances[over] * -np.expm1(epsilon - losses[over])) > left)
+
+    low, high = 0.0, steps * one
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if exceeds(middle) else (low, middle)
+    return _finite(high)
+
+
+def zcdp(sigma: float, rate: float, steps: int, delta: float) -> float | None:
+    """ρ = k·q²/(2σ²), ε = ρ + 2√(ρ·log(1/δ))."""
+    rho = steps * rate**2 / (2 * sigma**2)
+    return _finite(rho + 2 * math.sqrt(rho * math.log(1.0 / delta)))
+
+
+COMPOSE: dict[str, Callable[[float, float, int, float], float | None]] = {
+    "moments": moments,
+    "basic": basic,
+    "advanced": advanced,
+    "optimal": optimal,
+    "zcdp": zcdp,
+}
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+# --- the others
+
+
+def _two_dp(defense: Any, setting: Setting, rounds: int, delta: float) -> Iterator[dict[str, Any]]:
+    reason = "the paper's constant from ε to σ is left undefined: no ε follows from its text"
+    yield _row("client", "example", "as-published", None, delta, reason)
+
+
+def _nbafl(defense: Any, setting: Setting, rounds: int, delta: float) -> Iterator[dict[str, Any]]:
+    reason = f"{CLAIM}: takes 2C/m for the sensitivity of a model clipped to C, which is 2C; δ is not composed"
+    for tap in ("server", "release"):
+        yield _row(tap, "client", "as-published", defense.epsilon, defense.delta, reason, adjacency="replace")
+
+
+def _dpfl(defense: Any, setting: Setting, rounds: int, delta: float) -> Iterator[dict[str, Any]]:
+    reason = f"{CLAIM}: per round, with a sensitivity that has the learning rate in it twice; rounds are not composed"
+    yield _row("server", "client", "as-published", defense.epsilon, 0.0, reason, adjacency="replace")
+
+
+def _lip(defense: Any, setting: Setting, rounds: int, delta: float) -> Iterator[dict[str, Any]]:
+    reason = f"{CLAIM}: per round and for the noised layers alone"
+    yield _row("server", "client", "as-published", defense.epsilon, 0.0, reason, adjacency="replace")
+
+
+_CLAIMS = {
+    "fed-cdp": _fed_cdp,
+    "fed-sdp": _fed_sdp,
+    "2dp-fl": _two_dp,
+    "nbafl": _nbafl,
+    "dpfl": _dpfl,
+    "lip": _lip,
+}
