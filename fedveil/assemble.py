@@ -39,12 +39,15 @@ class Federation:
     own_model: bool = False  # the caller's own network: the config's [model] does not describe it
 
 
-def prepare(config: Config, *, dataset: Dataset | None = None, model: Model | None = None) -> Federation:
+def prepare(
+    config: Config, *, dataset: Dataset | None = None, model: Model | None = None, trainable: bool = True
+) -> Federation:
     """Loads the data and builds everything a run needs; all errors of usage come from here, before anything is written.
 
-    A caller's own dataset or model takes the place of the named one.
+    A caller's own dataset or model takes the place of the named one. `trainable` false: for attacks on the first round,
+    pictures that are too few to train on will do.
     """
-    config = resolve(config)
+    config = resolve(config, trainable=trainable)
     data = config.data
     share = max(defense.public_share(data.name) for defense in make_all(config.defense))
     if dataset is None:
@@ -123,7 +126,7 @@ def plan(config: Config) -> Plan:
         shape, classes, labels = dataset.shape, dataset.classes, dataset.train.y
     partition = _partition(config, labels, classes)
     setting = make_setting(
-        config, partition, _batch_law(config, partition), _model(config, shape, classes), len(labels)
+        config, partition, _batch_law(config, partition), build_model(config, shape, classes), len(labels)
     )
     return Plan(config, _defenses(config, setting), setting)
 
@@ -174,10 +177,16 @@ def _batch_law(config: Config, partition: Partition) -> BatchLaw:
     return BatchLaw(train.batching, train.batch, train.local_steps, train.local_epochs)
 
 
-def _model(config: Config, shape: tuple[int, ...], classes: int) -> Model:
+def build_model(config: Config, shape: tuple[int, ...], classes: int) -> Model:
+    """The network of `[model]`."""
     chosen = config.model
     choices = Choices(
-        chosen.activation, chosen.init, chosen.dropout, tuple(chosen.hidden), chosen.pooling, chosen.channels
+        chosen.activation,
+        chosen.init or "default",
+        chosen.dropout,
+        tuple(chosen.hidden),
+        chosen.pooling,
+        chosen.channels,
     )
     return build(chosen.name or "cnn", shape, classes, choices)
 
@@ -196,7 +205,7 @@ def _defenses(config: Config, setting: Setting) -> tuple[Defense, ...]:
 def _task(config: Config, dataset: Dataset, partition: Partition, law: BatchLaw, model: Model | None) -> Task:
     train = config.train
     if model is None:
-        model = _model(config, dataset.shape, dataset.classes)
+        model = build_model(config, dataset.shape, dataset.classes)
     else:
         _check_model(model, dataset)
     setting = make_setting(config, partition, law, model, len(dataset.train))

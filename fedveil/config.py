@@ -21,6 +21,10 @@ from pydantic import (
     model_validator,
 )
 
+from fedveil.attacks.catalog import ALIASES, ATTACKS, DISTANCES, LABELS, READINGS
+from fedveil.attacks.catalog import INITS as INITS_OF_ATTACKS
+from fedveil.attacks.catalog import OPTIMIZERS as ATTACK_OPTIMIZERS
+from fedveil.attacks.catalog import settings as attack_settings
 from fedveil.data.catalog import DATASETS
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.split import SPLITS
@@ -28,6 +32,7 @@ from fedveil.defenses.catalog import make_all, resolved
 from fedveil.defenses.squeeze import Squeeze
 from fedveil.errors import ConfigError, did_you_mean, unknown_name
 from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS
+from fedveil.privacy.taps import TAPS
 from fedveil.validation import one_line
 
 SAMPLINGS = ("auto", "fixed", "poisson", "with-replacement")
@@ -49,6 +54,14 @@ NAMES: dict[str, tuple[str, ...]] = {
     "train.optimizer": OPTIMIZERS,
     "train.aggregation": ("auto", "fedsgd", "fedavg"),
     "train.weights": ("uniform", "size"),
+    "attack.name": tuple(ATTACKS),
+    "attack.tap": tuple(TAPS),
+    "attack.init": (*INITS_OF_ATTACKS, *ALIASES),
+    "attack.distance": tuple(DISTANCES),
+    "attack.optimizer": tuple(ATTACK_OPTIMIZERS),
+    "attack.label": tuple(LABELS),
+    "attack.reading": tuple(READINGS),
+    "attack.rule": ("ssim", "mse", "distance"),
     "speed.engine": ("vectorised", "reference"),
     "speed.precision": ("float32", "float64"),
 }
@@ -89,7 +102,7 @@ class ModelConfig(Section):
 
     name: str | None = Field(None, description="network (cnn for images, mlp for attributes)")
     activation: str | None = Field(None, description="relu, sigmoid, tanh or leaky-relu (by model)")
-    init: str = Field("default", description="default (Glorot) or uniform-0.5")
+    init: str | None = Field(None, description="default (Glorot) or uniform-0.5 (default; fedveil attack: see there)")
     dropout: float = Field(0.0, ge=0, lt=1, description="share of features dropped in training")
     hidden: list[int] = Field([64, 32], min_length=1, max_length=8, description="widths of the MLP's hidden layers")
     pooling: str | None = Field(None, description="none, max or mean (by model)")
@@ -151,6 +164,40 @@ class SpeedConfig(Section):
     precision: str = Field("float32", description="float32 or float64")
 
 
+class AttackConfig(Section):
+    """`[attack]`: who attacks what a tap shows, and how. What is left out is the attack's own default."""
+
+    name: str = Field("cpl", description="attack")
+    tap: str = Field("client", description="where the attacker stands: example, batch, client, server")
+    images: int = Field(16, ge=1, le=100_000, description="how many gradients are attacked, from the first clients on")
+    seeds: int = Field(1, ge=1, le=10_000, description="times that each is attacked, from other starts")
+    round: int | None = Field(None, ge=0, description="the round that is attacked (0, or where the run stands)")
+    rule: str | None = Field(
+        None, description="success: ssim (images), mse (attributes), or distance (the paper's own)"
+    )
+    init: str | None = Field(None, description="start (patterned-2x2; random-normal for dlg, idlg, inverting)")
+    file: str | None = Field(None, description="with init = file: a picture, or an .npy array")
+    distance: str | None = Field(None, description="l2 or cosine (by attack)")
+    optimizer: str | None = Field(None, description="lbfgs, adam, sgd, momentum, adagrad (by attack)")
+    lr: float | None = Field(None, gt=0, description="step length (1 for lbfgs, else 0.1)")
+    iterations: int | None = Field(None, ge=1, le=10_000_000, description="attack iterations (300; inverting 4800)")
+    stop: float | None = Field(None, gt=0, description="a squared gradient distance that ends an attack")
+    plateau: int | None = Field(None, ge=1, description="ends an attack after so many iterations without progress")
+    label: str | None = Field(None, description="infer, joint or given (by attack)")
+    alpha: float | None = Field(None, ge=0, description="weight of the label term (0)")
+    tv: float | None = Field(None, ge=0, description="weight of the total variation (0; inverting 1e-4)")
+    signed: bool | None = Field(None, description="steps by the sign of the gradient")
+    decay: bool | None = Field(None, description="shorter steps after 3/8, 5/8 and 7/8 of the iterations")
+    box: bool | None = Field(None, description="keep inputs in their range at every step")
+    restarts: int | None = Field(None, ge=0, le=1000, description="further starts, of which the best is kept (0)")
+    reading: str | None = Field(None, description="simple or simulated: what an update of several steps is taken for")
+
+    def given(self) -> dict[str, Any]:
+        """The keys of the attack itself that were set."""
+        bench = ("name", "tap", "images", "seeds", "round", "rule")
+        return {key: value for key, value in self.model_dump().items() if key not in bench and value is not None}
+
+
 class Config(Section):
     """All sections."""
 
@@ -158,6 +205,7 @@ class Config(Section):
     model: ModelConfig = Field(default_factory=lambda: ModelConfig())
     train: TrainConfig = Field(default_factory=lambda: TrainConfig())
     speed: SpeedConfig = Field(default_factory=lambda: SpeedConfig())
+    attack: AttackConfig = Field(default_factory=lambda: AttackConfig())
     defense: list[Any] = Field(default_factory=lambda: [{"name": "none"}])
 
 
@@ -166,6 +214,7 @@ SECTIONS: dict[str, type[Section]] = {
     "model": ModelConfig,
     "train": TrainConfig,
     "speed": SpeedConfig,
+    "attack": AttackConfig,
 }
 
 
@@ -261,6 +310,7 @@ def from_dict(document: dict[str, Any]) -> Config:
         raise ConfigError("speed.chunk", chunk, CHUNK_TAKES)
     if any(not 1 <= width <= 65_536 for width in config.model.hidden):
         raise ConfigError("model.hidden", config.model.hidden, "takes widths of 1 or more, up to 65536: [64, 32], say")
+    attack_settings(config.attack.name, **config.attack.given())
     make_all(config.defense)
     return config
 
@@ -308,6 +358,29 @@ def resolve(config: Config, *, trainable: bool = True) -> Config:
     )
 
 
+def for_attack(config: Config) -> Config:
+    """The config with what an attack takes where nothing is said: cpl's network, weights in ±0.5, one example, one step.
+
+    A dataset of a single picture is one client's.
+    """
+    info = DATASETS[config.data.name]
+    model, train, data = config.model, config.train, config.data
+    name = model.name or ("lenet-cpl" if info.kind == "image" else "mlp")
+    init = model.init or ("uniform-0.5" if name.startswith("lenet") else "default")
+    changes: dict[str, object] = {"batch": train.batch or 1}
+    if train.local_steps is None and train.local_epochs is None:
+        changes["local_steps"] = 1
+    if not info.trainable and "clients" not in data.model_fields_set:
+        data = data.model_copy(update={"clients": 1, "partition": data.partition or "copies"})
+    return config.model_copy(
+        update={
+            "data": data,
+            "model": model.model_copy(update={"name": name, "init": init}),
+            "train": train.model_copy(update=changes),
+        }
+    )
+
+
 def _resolve_data(config: Config) -> DataConfig:
     data, info = config.data, DATASETS[config.data.name]
     name = data.partition or info.partition
@@ -329,7 +402,7 @@ def _resolve_model(config: Config) -> ModelConfig:
     _refuse_unread(
         "model", model, info.keys, ("activation", "dropout", "hidden", "pooling", "channels"), f"'{info.name}'"
     )
-    changes: dict[str, object] = {"name": info.name}
+    changes: dict[str, object] = {"name": info.name, "init": model.init or "default"}
     if "activation" in info.keys:
         changes["activation"] = model.activation or info.activation
     if "pooling" in info.keys:
@@ -393,7 +466,9 @@ def to_toml(config: Config) -> str:
     """The config as TOML that `load` reads back; unset keys are left out."""
     lines: list[str] = []
     for name in SECTIONS:
-        lines += [f"[{name}]", *_toml_items(getattr(config, name).model_dump()), ""]
+        section = getattr(config, name)
+        if name != "attack" or section != AttackConfig():  # a training need not speak of attacks
+            lines += [f"[{name}]", *_toml_items(section.model_dump()), ""]
     for defense in config.defense:
         lines += ["[[defense]]", *_toml_items(defense), ""]
     return "\n".join(lines)

@@ -100,6 +100,25 @@ def calibrate(
     run_calibrate(file, settings or [], epsilon, delta, tap, unit, adjacency, noise, json)
 
 
+@app.command("attack")
+def attack(
+    file: FileArgument = None,
+    settings: SetOption = None,
+    run: Annotated[str | None, typer.Option("--run", help="Attack this run, at its start or where it stands.")] = None,
+    gradients: Annotated[str | None, typer.Option("--gradients", help="Attack the gradients in this file.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Short for -s model.name=.")] = None,
+    pictures: Annotated[
+        str | None, typer.Option("--pictures", help="Folder for pictures of steps and results.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Reconstruct examples from what a tap shows, and score the result."""
+    from fedveil.cli.attack import run_attack
+
+    named = [f"model.name={model}"] if model is not None else []
+    run_attack(file, [*(settings or []), *named], run, gradients, pictures, json)
+
+
 @app.command("audit")
 def audit(
     file: FileArgument = None,

@@ -33,5 +33,23 @@ def _cell(value: object) -> str:
     return "" if value is None else str(value)
 
 
+class Counter:
+    """`with Counter("attacks") as count: count(3, 10)`: how much is done, on a terminal's stderr."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.live = what, sys.stderr.isatty()
+
+    def __enter__(self) -> Counter:
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.live:
+            print(f"\r{self.what}: {done} of {total}", end="", file=sys.stderr, flush=True)
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+
+
 def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

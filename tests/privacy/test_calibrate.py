@@ -26,7 +26,7 @@ def planned(*settings):
     [
         (["defense.name=fed-cdp"], "release", "example", None, 2.0),
         (["defense.name=fed-cdp", "defense.placement=batch"], "client", "example", "replace", 8.0),
-        (["defense.name=fed-cdp", "defense.noise_end=9"], "client", "example", None, 1.0),
+        (["defense.name=fed-cdp", "defense.noise_end=9", "train.rounds=3"], "client", "example", None, 1.0),
         (["defense.name=fed-cdp", "train.batching=shuffle"], "example", "example", None, 10.0),
         (["defense.name=fed-sdp"], "release", "client", None, 0.5),
         (["defense.name=fed-sdp", "train.sampling=fixed"], "release", "client", "replace", 3.0),
@@ -50,7 +50,9 @@ def test_noise_for_an_epsilon(settings, tap, unit, adjacency, epsilon, fedveil_c
     if "defense.noise_end=9" in settings:
         changed.append(f"defense.noise_end={9 * answer[key] / 6!r}")
     made = planned("train.rounds=12", *settings, *changed)
-    row = ledger.certified(made.defenses, made.setting, 12, tap, unit, 1e-5, adjacency or answer["row"]["adjacency"])
+    row = ledger.certified(
+        made.defenses, made.setting, made.setting.rounds, tap, unit, 1e-5, adjacency or answer["row"]["adjacency"]
+    )
     assert row.certified and 0.99 * epsilon <= row.epsilon <= epsilon
     assert row.epsilon == pytest.approx(answer["epsilon"], rel=1e-9)
 

@@ -298,7 +298,7 @@ def _random(number):
         per_round=int(rng.integers(1, clients + 1)),
         rounds=int(rng.integers(1, 60)),
         batch=int(rng.integers(1, size + 1)),
-        local_steps=int(rng.choice([1, 1, 2, 5, 20])),
+        local_steps=int(rng.choice([1, 2, 5, 20, 20])),
         layers=int(rng.integers(1, 6)),
         copies=1,
         sampling=str(rng.choice(["poisson", "fixed"])),

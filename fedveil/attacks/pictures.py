@@ -1,0 +1,42 @@
+"""Reconstructions as pictures: a grid of truth, steps and result, and the same as a short film."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from fedveil.errors import ConfigError
+
+GAP = 2  # white pixels between pictures
+LEAST = 64  # pictures are enlarged to at least so many pixels
+
+
+def write_grid(path: Path, rows: Sequence[np.ndarray]) -> None:
+    """Rows [n, height, width, channels] of pictures with values in [0, 1], one below the other."""
+    Image.fromarray(_grid(rows)).save(path)
+
+
+def write_film(path: Path, truth: np.ndarray, steps: np.ndarray) -> None:
+    """Truth [n, ...] above, below it what was found, step by step [shown, n, ...]."""
+    frames = [Image.fromarray(_grid([truth, step])) for step in steps]
+    frames[0].save(path, save_all=True, append_images=[*frames[1:], frames[-1], frames[-1]], duration=400, loop=0)
+
+
+def _grid(rows: Sequence[np.ndarray]) -> np.ndarray:
+    lines = [np.concatenate([_framed(picture) for picture in row], axis=1) for row in rows]
+    return np.concatenate(lines, axis=0)
+
+
+def _framed(picture: np.ndarray) -> np.ndarray:
+    """[height, width, 3] bytes, enlarged without smoothing, with a white edge."""
+    if picture.ndim != 3:
+        raise ConfigError("--pictures", picture.shape, "is for images: these examples are attributes")
+    values = np.nan_to_num(np.clip(picture, 0.0, 1.0))
+    if values.shape[-1] == 1:
+        values = np.repeat(values, 3, axis=-1)
+    times = max(1, -(-LEAST // values.shape[0]))
+    large = np.kron((values * 255).round().astype(np.uint8), np.ones((times, times, 1), np.uint8))
+    return np.pad(large, ((0, GAP), (0, GAP), (0, 0)), constant_values=255)

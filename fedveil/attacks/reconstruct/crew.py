@@ -1,0 +1,290 @@
+"""Many attacks through few lanes: a queue, workers that each own a block of lanes, and blocks that shrink at the end.
+
+A worker plays its block for a while, hands back the attacks that have ended, and fills their lanes from the queue. When the
+queue is empty and half of its lanes are, it packs the rest into a block half as wide (down to an eighth of the first width:
+each width is one more program to compile). On a CPU there is one worker per core with a block that its cache can hold; on
+other devices one worker with all lanes that the memory holds. None of this enters an attack's result: lanes do not see each
+other, and nothing is keyed by a lane's number.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedveil.attacks.reconstruct.first_order import FirstOrder
+from fedveil.attacks.reconstruct.lanes import RUNNING, Lanes, Optimizer, Seen, begin, play
+from fedveil.attacks.reconstruct.lbfgs import INNER, LBFGS, PAIRS
+from fedveil.attacks.reconstruct.objective import Job, Problem, evaluate
+from fedveil.models.layers import Params
+
+Tree = Any
+SPELL = 40  # evaluations between two looks at which attacks have ended
+CACHE_BYTES = 24e6  # what a block's pairs may take of a CPU's cache, all workers together
+MEMORY_BYTES = 8e9  # what blocks may take of another device's memory
+FREE = -1  # the status of a lane without an attack
+NARROWEST = 8  # a block shrinks to no less than this part of its first width
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One attack's last state, as numpy arrays without the leading axis."""
+
+    z: np.ndarray
+    value: float
+    distance: float
+    status: int
+    iterations: int
+    evaluations: int
+    rescues: int
+    trace: np.ndarray
+
+
+def optimizer_of(problem: Problem) -> Optimizer:
+    """The optimiser that the settings name."""
+    chosen = problem.settings
+    if chosen.optimizer == "lbfgs":
+        return LBFGS(chosen.lr)
+    box = problem.span if chosen.box else None
+    return FirstOrder(chosen.optimizer, chosen.lr, chosen.iterations, chosen.signed, chosen.decay, box, problem.content)
+
+
+@dataclass
+class Programs:
+    """The compiled parts for one problem, by shapes; compiled ahead, so that the time of it is known apart."""
+
+    problem: Problem
+    seconds: float = 0.0
+    last_seconds: float = 0.0  # what the last spell took to compile
+    _made: dict[tuple[str, Any, tuple[Any, ...]], Any] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def call(self, name: str, function: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> Any:
+        leaves, tree = jax.tree.flatten(args)
+        key = (name, tree, tuple((np.shape(a), np.result_type(a)) for a in leaves))
+        with self._lock:
+            if key not in self._made:
+                started = time.monotonic()
+                self._made[key] = jax.jit(function, donate_argnums=donate).lower(*args).compile()
+                taken = time.monotonic() - started
+                self.seconds += taken
+                self.last_seconds = taken if name == "spell" else self.last_seconds
+        return self._made[key](*args)
+
+    def knows(self, width: int) -> bool:
+        """Whether blocks so wide have been compiled."""
+        return any(name == "spell" and shapes[0][0][0] == width for name, _, shapes in self._made)
+
+    def spell(self, lanes: Lanes, job: Job, shared: Params | None) -> Lanes:
+        """Up to SPELL evaluations of every running lane."""
+
+        def program(lanes: Lanes, job: Job, shared: Params | None) -> Lanes:
+            optimizer = optimizer_of(self.problem)
+
+            def look(z: jax.Array) -> Seen:
+                return Seen(*evaluate(self.problem, shared, job, z))
+
+            def body(carry: tuple[jax.Array, Lanes]) -> tuple[jax.Array, Lanes]:
+                return carry[0] + 1, play(self.problem.settings, optimizer, look, carry[1])
+
+            def goes_on(carry: tuple[jax.Array, Lanes]) -> jax.Array:
+                return (carry[0] < SPELL) & (carry[1].status == RUNNING).any()
+
+            return jax.lax.while_loop(goes_on, body, (jnp.zeros((), jnp.int32), lanes))[1]
+
+        return self.call("spell", program, lanes, job, shared, donate=(0,))
+
+    def begin(self, z: np.ndarray) -> Lanes:
+        iterations, problem = self.problem.settings.iterations, self.problem
+        return self.call("begin", lambda z: begin(optimizer_of(problem), z, iterations), z)
+
+    def refill(self, lanes: Lanes, job: Job, z: np.ndarray, fresh: Job, which: np.ndarray) -> tuple[Lanes, Job]:
+        """New attacks in the lanes `which`; what an optimiser remembers is forgotten, not overwritten."""
+
+        def program(lanes: Lanes, job: Job, z: jax.Array, fresh: Job, which: jax.Array) -> tuple[Lanes, Job]:
+            optimizer = optimizer_of(self.problem)
+
+            def choose(new: jax.Array, old: jax.Array) -> jax.Array:
+                return jnp.where(which.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+            memory = optimizer.forget(lanes.memory, which)
+            small = replace(lanes, memory=())
+            start = replace(begin(optimizer, z, self.problem.settings.iterations), memory=())
+            mixed = jax.tree.map(choose, start, small)
+            return replace(mixed, memory=memory), jax.tree.map(choose, fresh, job)
+
+        return self.call("refill", program, lanes, job, z, fresh, which, donate=(0, 1))
+
+    def pack(self, lanes: Lanes, job: Job, rows: np.ndarray) -> tuple[Lanes, Job]:
+        """The lanes `rows` alone."""
+
+        def program(lanes: Lanes, job: Job, rows: jax.Array) -> tuple[Lanes, Job]:
+            return jax.tree.map(lambda a: a[rows], (lanes, job))
+
+        return self.call("pack", program, lanes, job, rows)
+
+
+@lru_cache(maxsize=16)
+def _kept(problem: Problem, device: str, x64: bool) -> Programs:
+    return Programs(problem)
+
+
+def programs_for(problem: Problem, dtype: str) -> Programs:
+    """Compiled programs, kept from one study to the next where the model can be told from others."""
+    try:
+        return _kept(problem, str(jax.devices()[0]), dtype == "float64")
+    except TypeError:  # a model that cannot be hashed
+        return Programs(problem)
+
+
+def run(
+    programs: Programs,
+    shared: Params | None,
+    starts: np.ndarray,
+    jobs: Job,
+    *,
+    width: int | None = None,
+    workers: int | None = None,
+    progress: Callable[[int], None] = lambda ended: None,
+) -> list[Ended]:
+    """All attacks to their ends. starts [attacks, size]; jobs with a leading axis over the attacks."""
+    attacks = len(starts)
+    on_cpu = jax.default_backend() == "cpu"
+    workers = workers or ((os.cpu_count() or 1) if on_cpu else 1)
+    width = width or auto_width(programs.problem, starts.itemsize, jobs, workers if on_cpu else 0)
+    width = min(width, _power_of_two(-(-attacks // workers)))
+    workers = min(workers, -(-attacks // width))
+    queue, halt = deque(range(attacks)), threading.Event()
+    ended: dict[int, Ended] = {}
+    x64 = starts.dtype == np.float64
+
+    def work(_: int) -> None:
+        # The switch to 64 bits belongs to a thread.
+        with jax.enable_x64(x64):
+            worker = _Worker(programs, shared, starts, jobs, width, queue)
+            while not halt.is_set() and worker.turn(ended):
+                progress(len(ended))
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for _ in pool.map(work, range(workers)):
+                pass
+        except BaseException:
+            halt.set()  # an interrupt must not wait for attacks that nobody will read
+            raise
+    return [ended[a] for a in range(attacks)]
+
+
+class _Worker:
+    """A block of lanes, and the attack in each; None for a lane that is free."""
+
+    def __init__(
+        self, programs: Programs, shared: Params | None, starts: np.ndarray, jobs: Job, width: int, queue: deque[int]
+    ):
+        self.programs, self.shared, self.starts, self.jobs = programs, shared, starts, jobs
+        self.queue, self.narrowest = queue, max(1, width // NARROWEST)
+        self.owners = [_next(queue) for _ in range(width)]
+        rows = self._rows()
+        self.lanes, self.job = programs.begin(starts[rows]), _take(jobs, rows)
+        free = jnp.asarray([a is None for a in self.owners])
+        self.lanes = replace(self.lanes, status=jnp.where(free, FREE, self.lanes.status))
+
+    def turn(self, ended: dict[int, Ended]) -> bool:
+        """A spell, and what follows from it; whether there is more to do."""
+        if all(a is None for a in self.owners):
+            return False
+        began, compiled = time.monotonic(), self.programs.seconds
+        self.lanes = self.programs.spell(self.lanes, self.job, self.shared)
+        status = np.asarray(self.lanes.status)
+        taken = time.monotonic() - began - (self.programs.seconds - compiled)
+        done = [lane for lane, a in enumerate(self.owners) if a is not None and status[lane] != RUNNING]
+        if done:
+            self._hand_back(done, ended)
+            self._refill(done)
+        self._shrink(taken)
+        return True
+
+    def _rows(self) -> np.ndarray:
+        return np.array([0 if a is None else a for a in self.owners])
+
+    def _hand_back(self, done: list[int], ended: dict[int, Ended]) -> None:
+        host: Lanes = jax.device_get(replace(self.lanes, memory=(), z=self.lanes.status))
+        for lane in done:
+            owner = self.owners[lane]
+            assert owner is not None
+            ended[owner] = Ended(
+                z=np.asarray(host.best[lane]),
+                value=float(host.best_value[lane]),
+                distance=float(host.best_distance[lane]),
+                status=int(host.status[lane]),
+                iterations=int(host.iteration[lane]),
+                evaluations=int(host.evaluations[lane]),
+                rescues=int(host.rescues[lane]),
+                trace=np.asarray(host.trace[lane]),
+            )
+            self.owners[lane] = None
+
+    def _refill(self, done: list[int]) -> None:
+        for lane in done:
+            self.owners[lane] = _next(self.queue)
+        new = [lane for lane in done if self.owners[lane] is not None]
+        if new:
+            which, rows = np.isin(np.arange(len(self.owners)), new), self._rows()
+            fresh = _take(self.jobs, rows)
+            self.lanes, self.job = self.programs.refill(self.lanes, self.job, self.starts[rows], fresh, which)
+
+    def _shrink(self, spell_seconds: float) -> None:
+        """Half the lanes, or fewer, where they hold all that is left and what is saved is worth a compilation."""
+        alive = [lane for lane, a in enumerate(self.owners) if a is not None]
+        width = narrower = len(self.owners)
+        while narrower > self.narrowest and len(alive) <= narrower // 2:
+            narrower //= 2
+        if not alive or narrower == width:
+            return
+        left = self.programs.problem.settings.iterations - int(np.asarray(self.lanes.iteration)[alive].min())
+        inner = INNER if self.programs.problem.settings.optimizer == "lbfgs" else 1
+        saved = spell_seconds * (1 - narrower / width) * left * inner / SPELL
+        if saved < self.programs.last_seconds and not self.programs.knows(narrower):
+            return
+        free = [lane for lane in range(width) if self.owners[lane] is None]
+        kept = alive + free[: narrower - len(alive)]
+        self.lanes, self.job = self.programs.pack(self.lanes, self.job, np.array(kept))
+        self.owners = [self.owners[lane] for lane in kept]
+
+
+def _next(queue: deque[int]) -> int | None:
+    try:
+        return queue.popleft()
+    except IndexError:
+        return None
+
+
+def _take(jobs: Job, rows: np.ndarray) -> Job:
+    return jax.tree.map(lambda a: a[rows], jobs)
+
+
+def auto_width(problem: Problem, itemsize: int, jobs: Job, cpu_workers: int) -> int:
+    """Lanes in a block: as many as the cache of a CPU can hold the pairs of, or as a part of a device's memory holds."""
+    pairs = (
+        2 * PAIRS * problem.size * itemsize if problem.settings.optimizer == "lbfgs" else 4 * problem.size * itemsize
+    )
+    if cpu_workers:
+        return _power_of_two(int(min(32, max(1, CACHE_BYTES / cpu_workers // pairs))))
+    job = sum(a.nbytes // max(1, len(a)) for a in jax.tree.leaves(jobs))
+    return _power_of_two(int(max(1, MEMORY_BYTES // (pairs + 6 * job + 200 * problem.content * itemsize))))
+
+
+def _power_of_two(number: int) -> int:
+    """The largest power of two that is not above `number`."""
+    return 1 << (max(1, number).bit_length() - 1)

@@ -1,0 +1,66 @@
+"""First-order optimisers for lanes: one step is one iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedveil.attacks.reconstruct.lanes import Lanes, Seen
+from fedveil.models.layers import Array
+from fedveil.rounds.client import OPTIMIZERS
+
+Tree = Any
+DECAY_AT = (3 / 8, 5 / 8, 7 / 8)  # shares of the iterations after which `decay` takes a tenth of the step length
+
+
+@dataclass(frozen=True)
+class FirstOrder:
+    """One of the federation's local optimisers, applied to the inputs of an attack."""
+
+    name: str
+    lr: float
+    iterations: int
+    signed: bool = False
+    decay: bool = False
+    box: tuple[float, float] | None = None
+    content: int = 0  # how many of the numbers are inputs, which alone stay in the box
+
+    def empty(self, attacks: int, size: int, dtype: Any) -> Tree:
+        return jax.vmap(OPTIMIZERS[self.name]().init)(jnp.zeros((attacks, size), dtype))
+
+    def forget(self, memory: Tree, which: Array) -> Tree:
+        if not jax.tree.leaves(memory):
+            return memory
+        attacks = which.shape[0]
+        size = max(a.shape[1] for a in jax.tree.leaves(memory) if a.ndim == 2)
+        dtype = next(a.dtype for a in jax.tree.leaves(memory) if a.ndim == 2)
+        return _choose(which, self.empty(attacks, size, dtype), memory)
+
+    def rests(self, seen: Seen) -> Array:
+        return jnp.abs(seen.slope).max(axis=1) == 0
+
+    def ended(self, lanes: Lanes, seen: Seen) -> Array:
+        return jnp.zeros(seen.value.shape, bool)  # every step closes its iteration
+
+    def move(self, lanes: Lanes, seen: Seen, moving: Array) -> tuple[Array, Tree, Array, Array]:
+        slope = jnp.sign(seen.slope) if self.signed else seen.slope
+        step, memory = jax.vmap(OPTIMIZERS[self.name]().update)(slope, lanes.memory)
+        z = lanes.z - (self._length(lanes) * step.T).T.astype(lanes.z.dtype)
+        if self.box is not None:
+            z = z.at[:, : self.content].set(jnp.clip(z[:, : self.content], *self.box))
+        return z, _choose(moving, memory, lanes.memory), jnp.zeros_like(moving), jnp.ones_like(moving)
+
+    def _length(self, lanes: Lanes) -> Array:
+        length = self.lr * 0.1**lanes.rescues
+        if self.decay:
+            share = (lanes.iteration + 1) / self.iterations
+            for at in DECAY_AT:
+                length = jnp.where(share > at, 0.1 * length, length)
+        return length
+
+
+def _choose(which: Array, new: Tree, old: Tree) -> Tree:
+    return jax.tree.map(lambda a, b: jnp.where(which.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, old)

@@ -1,0 +1,120 @@
+"""Where an attack starts: one small function per name, drawn from a key of the attack's own (cpl, section 3.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedveil.attacks.observe import Observation
+from fedveil.errors import ConfigError
+from fedveil.models.layers import Array, Shape
+
+START, LABELS, PICK = 1, 2, 3  # purposes of an attack's draws
+
+
+def attack_key(identity: int | Array, seed: int | Array, restart: int | Array, purpose: int) -> Array:
+    """The key of one attack, by whom it is on and which try it is; its place in a batch does not enter."""
+    key = jax.random.key(seed, impl="threefry2x32")
+    for number in (identity, restart, purpose):
+        key = jax.random.fold_in(key, number)
+    return key
+
+
+def starts(
+    name: str,
+    observation: Observation,
+    labels: np.ndarray,
+    keys: list[tuple[int, int, int]],
+    file: str | None,
+    dtype: str,
+) -> np.ndarray:
+    """[attacks, examples, ...shape]: the start of each attack; `keys` (identity, seed, restart), `labels` as inferred."""
+    if name in _DRAWN:
+        identity, seed, restart = (jnp.asarray(column, jnp.uint32) for column in zip(*keys, strict=True))
+        shape, examples = observation.shape, observation.examples
+
+        def one(identity: Array, seed: Array, restart: Array) -> Array:
+            key = attack_key(identity, seed, restart, START)
+            each = [_DRAWN[name](jax.random.fold_in(key, i), shape, dtype) for i in range(examples)]
+            return jnp.stack(each)
+
+        return np.array(jax.jit(jax.vmap(one))(identity, seed, restart))
+    if name in ("optimal", "optimal-any"):
+        return _borrowed(name, observation, labels, keys).astype(dtype)
+    picture = _read(file, observation.shape) if name == "file" else _plain(name, observation.shape)
+    return np.broadcast_to(picture, (len(keys), observation.examples, *observation.shape)).astype(dtype)
+
+
+def _patterned(parts: int) -> Callable[[Array, Shape, str], Array]:
+    """Noise on a tile, repeated `parts` times along height and width; a vector has no sides and gets parts² tiles."""
+
+    def draw(key: Array, shape: Shape, dtype: str) -> Array:
+        if len(shape) == 3:
+            tile = (math.ceil(shape[0] / parts), math.ceil(shape[1] / parts), shape[2])
+            repeated = jnp.tile(jax.random.uniform(key, tile, dtype), (parts, parts, 1))
+            return repeated[: shape[0], : shape[1]]
+        size = math.prod(shape)
+        tile_size = math.ceil(size / parts**2)
+        repeated = jnp.tile(jax.random.uniform(key, (tile_size,), dtype), parts**2)
+        return repeated[:size].reshape(shape)
+
+    return draw
+
+
+_DRAWN: dict[str, Callable[[Array, Shape, str], Array]] = {
+    "patterned-2x2": _patterned(2),
+    "patterned-4x4": _patterned(4),
+    "random-normal": lambda key, shape, dtype: jax.random.normal(key, shape, dtype),
+    "random-uniform": lambda key, shape, dtype: jax.random.uniform(key, shape, dtype),
+}
+
+
+def _plain(name: str, shape: Shape) -> np.ndarray:
+    if name in ("dark", "light"):
+        return np.full(shape, float(name == "light"))
+    if len(shape) != 3 or shape[2] != 3:
+        raise ConfigError("attack.init", name, f"needs images of three colours; examples have shape {shape}")
+    picture = np.zeros(shape)
+    picture[..., ("red", "green", "blue").index(name)] = 1.0
+    return picture
+
+
+def _borrowed(name: str, observation: Observation, labels: np.ndarray, keys: list[tuple[int, int, int]]) -> np.ndarray:
+    """Examples that the attacker holds itself, of the inferred class or of any."""
+    held = observation.insider
+    if held is None or len(held.y) == 0:
+        raise ConfigError("attack.init", name, "needs examples that the attacker holds itself, and none were granted")
+    found = np.empty((len(keys), observation.examples, *observation.shape))
+    for place, (identity, seed, restart) in enumerate(keys):
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, PICK, identity, restart])))
+        for i in range(observation.examples):
+            rows = np.arange(len(held.y)) if name == "optimal-any" else np.flatnonzero(held.y == labels[place, i])
+            if len(rows) == 0:
+                rows = np.arange(len(held.y))
+            found[place, i] = held.x[rng.choice(rows)]
+    return found
+
+
+def _read(file: str | None, shape: Shape) -> np.ndarray:
+    """A picture scaled to the examples' size with values in [0, 1], or an array as it is."""
+    path = Path(file or "")
+    try:
+        if path.suffix == ".npy":
+            array = np.load(path, allow_pickle=False).astype(float)
+        else:
+            from PIL import Image
+
+            mode = "RGB" if shape[-1] == 3 else "L"
+            with Image.open(path) as picture:
+                sized = picture.convert(mode).resize((shape[1], shape[0]) if len(shape) == 3 else picture.size)
+            array = np.asarray(sized, float) / 255.0
+    except (OSError, ValueError) as error:
+        raise ConfigError("attack.file", str(file), f"cannot be read: {error}") from None
+    if array.size != math.prod(shape):
+        raise ConfigError("attack.file", str(file), f"has shape {array.shape}; examples have {shape}")
+    return array.reshape(shape)

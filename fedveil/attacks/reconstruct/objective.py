@@ -1,0 +1,157 @@
+"""What an attack minimises: a distance of gradients plus regularisers, as a function of one flat vector per attack."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedveil.attacks import gradients
+from fedveil.attacks.catalog import Settings
+from fedveil.attacks.observe import Observation
+from fedveil.attacks.reconstruct import passes, regularise
+from fedveil.attacks.reconstruct.distance import DISTANCES, squared
+from fedveil.errors import ConfigError
+from fedveil.models.layers import Array, Params, Shape
+from fedveil.models.net import Model, Net
+
+Tree = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Job:
+    """What belongs to each attack and does not change: a leading axis over the attacks runs through all of it."""
+
+    target: Params  # the observed gradients
+    q: Array  # [attacks, examples, classes] label weights; unread where labels are optimised
+    weight: Array  # [attacks] of the distance in the objective
+    params: Params | None  # the victim's own model, where each has one
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What all attacks have in common: static under jit."""
+
+    model: Model
+    shape: Shape
+    classes: int
+    examples: int
+    settings: Settings
+    span: tuple[float, float] | None
+    steps: int = 1  # local steps to simulate
+    lr: float = 0.0  # of those
+    order: tuple[tuple[int, ...], ...] | None = None
+
+    @property
+    def joint(self) -> bool:
+        return self.settings.label == "joint"
+
+    @property
+    def content(self) -> int:
+        """Numbers in an attack's inputs."""
+        return self.examples * math.prod(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Numbers that are optimised: the inputs, and the logits of the labels where these are optimised too."""
+        return self.content + (self.examples * self.classes if self.joint else 0)
+
+    def inputs(self, z: Array) -> Array:
+        return z[:, : self.content].reshape(-1, self.examples, *self.shape)
+
+    def label_weights(self, z: Array, job: Job) -> Array:
+        if not self.joint:
+            return job.q
+        return jax.nn.softmax(z[:, self.content :].reshape(-1, self.examples, self.classes))
+
+
+def pose(observation: Observation, settings: Settings) -> Problem:
+    """The problem that an observation poses; refuses what does not go together."""
+    if settings.tv > 0 and len(observation.shape) != 3:
+        raise ConfigError(
+            "attack.tv", settings.tv, f"is for images; examples have shape {observation.shape}: set it to 0"
+        )
+    if settings.label == "given" and observation.known_labels is None:
+        raise ConfigError("attack.label", "given", "the attacker was granted no labels: set it to 'infer' or 'joint'")
+    steps, lr = 1, 0.0
+    if settings.reading == "simulated":
+        if observation.lr is None:
+            raise ConfigError("attack.reading", "simulated", "needs the victims' learning rate among the capabilities")
+        steps, lr = observation.local_steps, observation.lr
+    return Problem(
+        observation.model,
+        observation.shape,
+        observation.classes,
+        observation.examples,
+        settings,
+        observation.span,
+        steps=steps,
+        lr=lr,
+        order=observation.order if settings.reading == "simulated" else None,
+    )
+
+
+def weights(settings: Settings, target: Params) -> np.ndarray:
+    """The distance's weight [attacks]: 1, and more for an observed gradient shorter than 1.
+
+    L-BFGS has absolute tolerances. Where the model is already right about an example its gradient is short, and the attack
+    would come to rest early, far from it. So a short gradient is measured in units of its own length.
+    """
+    squares = [np.square(np.asarray(a, np.float64)).reshape(len(a), -1).sum(axis=1) for a in jax.tree.leaves(target)]
+    length = np.sum(squares, axis=0)
+    usable = np.isfinite(length) & (length > 0) & (settings.distance == "l2")
+    return 1.0 / np.minimum(1.0, np.where(usable, length, 1.0))
+
+
+def evaluate(problem: Problem, shared: Params | None, job: Job, z: Array) -> tuple[Array, Array, Array]:
+    """Objective [attacks], squared gradient distance [attacks], gradient of the objective [attacks, size] at z."""
+    settings = problem.settings
+    x = problem.inputs(z)
+    q, to_logits = jax.vjp(lambda z: problem.label_weights(z, job), z)
+    found, pull = _gradients(problem, shared, job, x, q)
+    distance, back = jax.vjp(lambda found: DISTANCES[settings.distance](found, job.target), found)
+    slope, label_slope = pull(back(job.weight)[0])
+    apart = distance if settings.distance == "l2" else squared(found, job.target)
+    value = job.weight * distance
+    if settings.tv > 0 or settings.alpha > 0:
+        more, also = _regularised(problem, shared, job, x)
+        value, slope = value + more, slope + also
+    flat = slope.reshape(z.shape[0], -1)
+    if problem.joint:
+        flat = jnp.pad(flat, ((0, 0), (0, problem.size - problem.content))) + to_logits(label_slope)[0]
+    return value, apart, flat
+
+
+def _gradients(problem: Problem, shared: Params | None, job: Job, x: Array, q: Array) -> tuple[Params, passes.Pull]:
+    params = job.params if shared is None else shared
+    assert params is not None
+    if problem.steps > 1:
+        return gradients.of_local_steps(
+            problem.model, params, shared is None, x, q, lr=problem.lr, steps=problem.steps, order=problem.order
+        )
+    if isinstance(problem.model, Net) and passes.fits(problem.model):
+        return passes.gradients(problem.model, params, x, q)
+    return gradients.of_any_model(problem.model, params, shared is None, x, q)
+
+
+def _regularised(problem: Problem, shared: Params | None, job: Job, x: Array) -> tuple[Array, Array]:
+    settings = problem.settings
+
+    def terms(x: Array) -> Array:
+        total = jnp.zeros(x.shape[0], x.dtype)
+        if settings.tv > 0:
+            total = total + settings.tv * regularise.total_variation(x)
+        if settings.alpha > 0:
+            params = job.params if shared is None else shared
+            assert params is not None
+            logits = jax.vmap(problem.model.apply, in_axes=(0 if shared is None else None, 0))(params, x)
+            total = total + settings.alpha * regularise.label_term(logits, job.q)
+        return total
+
+    value, back = jax.vjp(terms, x)
+    return value, back(jnp.ones_like(value))[0]

@@ -1,0 +1,159 @@
+"""`fedveil attack`: attack what a tap shows of a config's round, of a run, or of gradients from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedveil.cli import show
+from fedveil.config import Config, for_attack, load
+from fedveil.data.catalog import DATASETS
+from fedveil.errors import ConfigError
+
+
+def run_attack(
+    file: str | None, settings: list[str], run: str | None, gradients: str | None, pictures: str | None, json: bool
+) -> None:
+    """One study: printed, and drawn where asked."""
+    if run is not None and gradients is not None:
+        raise ConfigError("--gradients", gradients, "and --run are two things to attack: keep one of them")
+    if gradients is not None:
+        _own_gradients(for_attack(load(file, settings)), Path(gradients), pictures, json)
+        return
+    config, number = _config(file, settings, run)
+    folder = _folder(pictures)
+    from fedveil.assemble import prepare
+    from fedveil.attacks import study
+
+    study.check_tap(config.attack)
+    federation = prepare(config, trainable=False)
+    state = _state(federation, number, run)
+    with show.Counter("attacks") as counter:
+        done = study.run(federation, state, number, config.attack, counter)
+    document = {**done.as_dict(), "defense": [d["name"] for d in config.defense], "model": federation.config.model.name}
+    if folder is not None:
+        document["pictures"] = _draw(done, folder, federation.config.speed.precision)
+    if json:
+        show.print_json(document)
+        return
+    _print(document)
+
+
+def _config(file: str | None, settings: list[str], run: str | None) -> tuple[Config, int]:
+    """The config to attack and the round."""
+    if run is None:
+        config = for_attack(load(file, settings))
+        if config.attack.round and not DATASETS[config.data.name].trainable:
+            raise ConfigError("attack.round", config.attack.round, "this dataset cannot be trained on: attack round 0")
+        return config, config.attack.round or 0
+    from fedveil.runs import RunFolder
+
+    if file is not None:
+        raise ConfigError(
+            "--run", run, "has a config of its own: leave out FILE, and give [attack] by -s attack.key=value"
+        )
+    others = [item for item in settings if not item.strip().startswith("attack.")]
+    if others:
+        raise ConfigError("-s", others[0], "a run has its own config: only attack.key=value can be set")
+    folder = RunFolder.open(Path(run))
+    info = folder.read_info()
+    if info.get("own_model"):
+        raise ConfigError("--run", run, "was trained with a model of its own: attack it from Python")
+    config = load(folder.config, settings)
+    done = int(info.get("rounds_done", 0))
+    number = done if config.attack.round is None else config.attack.round
+    if number not in (0, done):
+        takes = f"a run keeps its start and its last checkpoint: attack round 0 or {done}"
+        raise ConfigError("attack.round", number, takes)
+    return config, number
+
+
+def _state(federation: Any, number: int, run: str | None) -> Any:
+    """The server's state before the attacked round: stored, or trained up to it."""
+    from fedveil.runs import RunFolder
+
+    state = federation.simulator.start()
+    if run is not None and number:
+        stored = RunFolder.open(Path(run)).restore(state)
+        if stored is None or stored.round != number:
+            raise ConfigError("--run", run, "its checkpoint is missing or of another round: go on with it first")
+        return federation.simulator.adopt(stored.state)
+    for done in range(number):
+        state, _ = federation.simulator.round(state, done)
+    return state
+
+
+def _own_gradients(config: Config, path: Path, pictures: str | None, json: bool) -> None:
+    """Nobody knows the truth here: what was found is written, with the distance it reached."""
+    folder = _folder(pictures) or Path("reconstructed")
+    from fedveil.assemble import build_model
+    from fedveil.attacks.catalog import settings as make_settings
+    from fedveil.attacks.files import read_gradients
+    from fedveil.attacks.observe import of_gradients
+    from fedveil.attacks.pictures import write_grid
+    from fedveil.attacks.run import attack
+    from fedveil.config import resolve
+
+    info = DATASETS[config.data.name]
+    if config.attack.label == "given":
+        raise ConfigError("attack.label", "given", "a file of gradients holds no labels: take 'infer' or 'joint'")
+    config = resolve(config, trainable=False)
+    model = build_model(config, info.shape, info.classes)
+    params, gradients = read_gradients(path, model)
+    batch = config.train.batch or 1
+    span = (0.0, 1.0) if info.kind == "image" else None
+    observation = of_gradients(model, params, gradients, info.shape, info.classes, examples=batch, span=span)
+    settings = make_settings(config.attack.name, **config.attack.given())
+    with show.Counter("attacks") as counter:
+        found = attack(
+            observation,
+            settings,
+            seeds=range(config.attack.seeds),
+            precision=config.speed.precision,
+            progress=counter,
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    import numpy as np
+
+    np.savez(folder / "found.npz", inputs=found.inputs, labels=found.labels, distance=found.distance)
+    if info.kind == "image":
+        write_grid(folder / "found.png", list(found.inputs[:16]))
+    document = {
+        "attack": settings.name,
+        "success_rate": None,
+        "label_success_rate": None,
+        "labels": found.labels,
+        "distance": found.distance,
+        "iterations": found.iterations,
+        "ending": found.ending.tolist(),
+        "seconds": found.seconds,
+        "images": len(found),
+        "rule": "none: the truth is not known",
+        "found": str(folder / "found.npz"),
+    }
+    if json:
+        show.print_json(document)
+        return
+    _print(document)
+
+
+def _folder(pictures: str | None) -> Path | None:
+    if pictures == "":
+        raise ConfigError("--pictures", pictures, "takes a folder to write to")
+    return None if pictures is None else Path(pictures)
+
+
+def _draw(done: Any, folder: Path, precision: str) -> list[str]:
+    from fedveil.attacks import study
+    from fedveil.attacks.pictures import write_film, write_grid
+
+    folder.mkdir(parents=True, exist_ok=True)
+    _, truth, found = study.steps(done, 8, precision)
+    write_grid(folder / "grid.png", [truth, *found])
+    write_film(folder / "steps.gif", truth, found)
+    return [str(folder / "grid.png"), str(folder / "steps.gif")]
+
+
+def _print(document: dict[str, Any]) -> None:
+    lines = [(key.replace("_", " "), value) for key, value in document.items() if value is not None]
+    show.print_table("Attack", ("what", "result"), lines)

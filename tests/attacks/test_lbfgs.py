@@ -1,0 +1,89 @@
+"""Our batched L-BFGS makes the steps of the one-at-a-time optimiser, in NumPy and in torch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from lbfgs_reference import Reference
+
+from fedveil.attacks.catalog import settings
+from fedveil.attacks.reconstruct.lanes import RUNNING, STALLED, Seen, begin, play
+from fedveil.attacks.reconstruct.lbfgs import LBFGS
+
+SIZE, ITERATIONS = 12, 8
+STIFFNESS = (3.0, 10.0, 30.0)  # one lane each
+
+
+def valley(x, stiff, xp):
+    """Rosenbrock's valley, bent, so that pairs of little or negative curvature turn up."""
+    a, b = x[..., ::2], x[..., 1::2]
+    return (stiff * (b - a**2) ** 2 + (1 - a) ** 2 + 0.1 * xp.sin(3 * b)).sum(axis=-1)
+
+
+def start(lane):
+    return np.random.default_rng(lane).normal(size=SIZE)
+
+
+def our_path(slots=100):
+    """Every point that each lane evaluates."""
+    stiff = jnp.asarray(STIFFNESS)[:, None]
+
+    def look(z):
+        value, back = jax.vjp(lambda z: valley(z, stiff, jnp), z)
+        return Seen(value, value, back(jnp.ones_like(value))[0])
+
+    optimizer, chosen = LBFGS(slots=slots), settings("cpl", iterations=ITERATIONS)
+    lanes = begin(optimizer, jnp.asarray(np.stack([start(k) for k in range(len(STIFFNESS))])), ITERATIONS)
+    one = jax.jit(lambda lanes: play(chosen, optimizer, look, lanes))
+    paths = [[] for _ in STIFFNESS]
+    while (np.asarray(lanes.status) == RUNNING).any():
+        for lane, running in enumerate(np.asarray(lanes.status) == RUNNING):
+            if running:
+                paths[lane].append(np.asarray(lanes.z[lane]))
+        lanes = one(lanes)
+    return [np.array(path) for path in paths], lanes
+
+
+@pytest.mark.parametrize("slots", [100, 5])
+def test_the_steps_are_those_of_the_reference(slots):
+    with jax.enable_x64(True):
+        paths, _ = our_path(slots)
+        slope = jax.jit(jax.value_and_grad(lambda x, stiff: valley(x, stiff, jnp)))
+        for lane, stiff in enumerate(STIFFNESS):
+            twin = Reference(lambda x, k=stiff: [np.asarray(a) for a in slope(x, k)], start(lane), pairs=slots)
+            theirs = twin.path(ITERATIONS)
+            # Ours looks once more, at the point where its iterations are spent.
+            assert len(paths[lane]) - len(theirs) in (0, 1)
+            # Few pairs make a nervous optimiser, which amplifies rounding from step to step.
+            count = len(theirs) if slots == 100 else 50
+            assert np.abs(paths[lane][:count] - theirs[:count]).max() < 1e-8
+
+
+def test_the_steps_are_those_of_torch():
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra [bench])")
+    with jax.enable_x64(True):
+        paths, _ = our_path()
+    for lane, stiff in enumerate(STIFFNESS):
+        x = torch.tensor(start(lane), requires_grad=True)
+        optimizer, visited = torch.optim.LBFGS([x], lr=1.0, history_size=100), []
+
+        def closure(x=x, optimizer=optimizer, stiff=stiff, visited=visited):
+            visited.append(x.detach().numpy().copy())
+            optimizer.zero_grad()
+            value = valley(x, stiff, torch)
+            value.backward()
+            return value
+
+        for _ in range(ITERATIONS):
+            optimizer.step(closure)
+        theirs = [v for k, v in enumerate(visited) if k == 0 or not np.array_equal(v, visited[k - 1])]
+        assert np.abs(paths[lane][: len(theirs)] - np.array(theirs)).max() < 1e-8
+
+
+def test_what_torch_would_repeat_for_ever_ends():
+    with jax.enable_x64(True):
+        _, lanes = our_path()
+    assert set(np.asarray(lanes.status).tolist()) <= {2, STALLED, 5}
+    assert (np.asarray(lanes.iteration) <= ITERATIONS).all()
+    trace = np.asarray(lanes.trace)
+    assert (np.nanmin(trace, axis=1) < 1e-2 * trace[:, 0]).all()

@@ -1,0 +1,88 @@
+"""The four passes are automatic differentiation, only faster."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedveil.attacks import gradients
+from fedveil.attacks.reconstruct import passes
+from fedveil.models.build import Choices, build
+from fedveil.models.layers import Activation, Conv, Dense, Flatten
+from fedveil.models.net import Net
+
+NETS = {
+    "lenet-cpl": build("lenet-cpl", (9, 8, 3), 4, Choices(channels=3)),
+    "pooled": build("lenet-dlg", (8, 8, 1), 4, Choices(pooling="mean", channels=3, activation="tanh")),
+    "cnn": build("cnn", (8, 8, 1), 4),
+    "mlp": build("mlp", (7,), 3, Choices(hidden=(6, 5), activation="sigmoid")),
+    "logistic": build("logistic", (4, 4, 1), 3),
+    # A stride wider than the kernel: some pixels are in no window.
+    "strided": Net((Conv("c", 2, 2, stride=3, padding=1), Activation("sigmoid"), Flatten(), Dense("d", 3)), (7, 8, 2)),
+}
+
+
+def close(a, b):
+    return max(float(np.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+@pytest.mark.parametrize("examples", [1, 3])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("name", NETS)
+def test_gradients_and_their_derivatives(name, examples, own):
+    with jax.enable_x64(True):
+        net, attacks = NETS[name], 2
+        rng = np.random.default_rng(1)
+        shapes = jax.eval_shape(net.init, jax.random.key(0))
+        lead = (attacks,) if own else ()
+        params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=(*lead, *a.shape)) * 0.3), shapes)
+        direction = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=(attacks, *a.shape))), shapes)
+        x = jnp.asarray(rng.normal(size=(attacks, examples, *net.input_shape)))
+        classes = net.layers[-1].units
+        q = jax.nn.softmax(jnp.asarray(rng.normal(size=(attacks, examples, classes))))
+
+        @jax.jit
+        def ours(params, x, q):
+            found, pull = passes.gradients(net, params, x, q)
+            return found, pull(direction)
+
+        @jax.jit
+        def theirs(params, x, q):
+            found, pull = gradients.of_any_model(net, params, own, x, q)
+            return found, pull(direction)
+
+        assert passes.fits(net)
+        assert close(ours(params, x, q), theirs(params, x, q)) < 1e-12
+
+
+def test_other_networks_take_the_general_way():
+    assert not passes.fits(build("resnet20", (8, 8, 3), 3))
+    assert not passes.fits(object())
+
+
+def test_folding_is_the_transpose_of_unfolding():
+    rng = np.random.default_rng(0)
+    for stride, padding, kernel in ((1, 2, 5), (2, 2, 5), (2, 0, 3), (3, 1, 2)):
+        conv = dataclasses.replace(Conv("c", 4, kernel), stride=stride, padding=padding)
+        a = jnp.asarray(rng.normal(size=(2, 3, 8, 9)), jnp.float32)
+        h = passes.unfold(conv, a)
+        other = jnp.asarray(rng.normal(size=h.shape), jnp.float32)
+        assert np.isclose((h * other).sum(), (a * passes.fold(conv, a.shape[1:], other)).sum(), rtol=1e-4)
+        # The inputs of a window come in the order of the weights.
+        patches = conv.patches(jnp.moveaxis(a, 1, -1))
+        assert np.allclose(jnp.swapaxes(h, 1, 2), patches)
+
+
+def test_one_simulated_step_is_the_gradient_itself():
+    with jax.enable_x64(True):
+        net = NETS["mlp"]
+        params = jax.tree.map(lambda a: a.astype(jnp.float64), net.init(jax.random.key(0)))
+        x = jax.random.normal(jax.random.key(1), (2, 3, 7))
+        q = jax.nn.one_hot(jnp.arange(6).reshape(2, 3) % 3, 3)
+        plain = gradients.of_any_model(net, params, False, x, q)[0]
+        one = gradients.of_local_steps(net, params, False, x, q, lr=0.1, steps=1, order=None)[0]
+        assert close(plain, one) < 1e-12
+        update = jax.tree.map(lambda g: -0.1 * g, plain)
+        assert close(gradients.from_update(update, 0.1), plain) < 1e-12

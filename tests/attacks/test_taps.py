@@ -1,0 +1,71 @@
+"""Observations made from the taps of a federation."""
+
+import numpy as np
+import pytest
+
+import fedveil
+from fedveil.attacks import observe, truth
+from fedveil.attacks.catalog import settings
+from fedveil.attacks.run import attack
+from fedveil.attacks.score import score
+from fedveil.errors import RunError
+
+
+def federation(defense="none", **train):
+    return fedveil.federation(
+        {
+            "data": {"clients": 20, "per_client": 12},
+            "model": {"name": "lenet-dlg", "init": "uniform-0.5", "channels": 4},
+            "train": {"local_steps": 1, "batch": 2, "lr": 0.1, "batching": "shuffle", **train},
+            "defense": {"name": defense},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "tap,attacks,examples", [("example", 4, 1), ("batch", 2, 2), ("client", 2, 2), ("server", 2, 2)]
+)
+@pytest.mark.parametrize("aggregation", ["fedsgd", "fedavg"])
+def test_every_tap_shows_the_gradient(tap, attacks, examples, aggregation):
+    if aggregation == "fedavg" and tap != "server":
+        pytest.skip("the same as under fedsgd")
+    ready = federation(aggregation=aggregation)
+    state = ready.simulator.start()
+    seen = observe.from_tap(ready, state, 0, [3, 5], tap)
+    x, y = truth.of_tap(ready, 0, [3, 5], tap)
+    assert len(seen) == attacks == len(x) and seen.examples == examples == x.shape[1] and seen.span == (0.0, 1.0)
+    from attack_helpers import mean_gradients
+
+    real = mean_gradients(seen.model, seen.params, x.astype(np.float32), y)
+    assert np.allclose(real["dense"]["w"], seen.gradients["dense"]["w"], atol=1e-4)
+
+
+def test_an_undefended_example_is_recovered_and_a_noised_one_is_not():
+    rates = []
+    for defense in ("none", "fed-cdp"):
+        ready = federation(defense)
+        seen = observe.from_tap(ready, ready.simulator.start(), 0, [3], "example")
+        found = attack(seen, settings("cpl", iterations=30))
+        rates.append(score(found, *truth.of_tap(ready, 0, [3], "example")).summary()["success_rate"])
+    assert rates == [1.0, 0.0]
+
+
+def test_clients_of_2dp_fl_receive_models_of_their_own():
+    ready = federation("2dp-fl")
+    seen = observe.from_tap(ready, ready.simulator.start(), 0, [3, 5], "batch")
+    assert seen.own_params and seen.params["dense"]["w"].shape[0] == 2
+
+
+def test_several_steps_are_behind_an_update():
+    ready = federation(local_steps=3)
+    seen = observe.from_tap(ready, ready.simulator.start(), 0, [3], "server")
+    assert seen.examples == 6 and seen.local_steps == 3 and seen.order == ((0, 1), (2, 3), (4, 5)) and seen.lr == 0.1
+
+
+def test_taps_without_gradients_are_refused():
+    ready = federation()
+    with pytest.raises(RunError, match="gradients are seen at"):
+        observe.from_tap(ready, ready.simulator.start(), 0, [3], "release")
+    adam = federation(optimizer="adam")
+    with pytest.raises(RunError, match="no sum of gradients"):
+        observe.from_tap(adam, adam.simulator.start(), 0, [3], "server")
