@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from fedveil.attacks.catalog import ATTACKS, INITS
 from fedveil.config import NAMES, SECTIONS, Budget, Section
 from fedveil.data.catalog import DATASETS, DatasetInfo
 from fedveil.data.partition import PARTITIONS
@@ -132,6 +133,8 @@ def names_page() -> str:
     lines += ["## Models", "", *_described(MODELS.values())]
     defenses = ((f"`{kind.name}`", kind.summary, code(defense_keys(kind))) for kind in DEFENSES.values())
     lines += ["## Defences", "", *table(("name", "what", "keys"), defenses)]
+    lines += ["## Attacks", "", *_described(ATTACKS.values())]
+    lines += ["## Starts of attacks", "", *table(("name", "what"), ((f"`{n}`", text) for n, text in INITS.items()))]
     lines += ["## Taps", "", *table(("name", "what"), ((f"`{n}`", text) for n, text in TAPS.items()))]
     return "\n".join(lines)
 

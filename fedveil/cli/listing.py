@@ -34,6 +34,18 @@ def _defenses() -> list[Entry]:
     return [{"name": i.name, "summary": i.summary, "keys": list(keys(i))} for i in DEFENSES.values()]
 
 
+def _attacks() -> list[Entry]:
+    from fedveil.attacks.catalog import ATTACKS
+
+    return [{"name": i.name, "summary": i.summary, "keys": list(i.keys)} for i in ATTACKS.values()]
+
+
+def _inits() -> list[Entry]:
+    from fedveil.attacks.catalog import INITS
+
+    return [{"name": name, "summary": summary, "keys": []} for name, summary in INITS.items()]
+
+
 def _taps() -> list[Entry]:
     from fedveil.privacy.taps import TAPS
 
@@ -45,6 +57,8 @@ KINDS: dict[str, Callable[[], list[Entry]]] = {
     "models": _models,
     "partitions": _partitions,
     "defenses": _defenses,
+    "attacks": _attacks,
+    "inits": _inits,
     "taps": _taps,
 }
 

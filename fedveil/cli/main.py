@@ -17,7 +17,7 @@ app = typer.Typer(name="fedveil", help=HELP, no_args_is_help=True, add_completio
 data_app = typer.Typer(help="List, fetch and check datasets.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 
-KINDS = ("datasets", "defenses", "models", "partitions", "taps")
+KINDS = ("datasets", "models", "partitions", "defenses", "attacks", "inits", "taps")
 
 OutOption = Annotated[str | None, typer.Option("--out", help="Run folder to make (default: runs/NAME-TIME).")]
 ResumeOption = Annotated[str | None, typer.Option("--resume", help="Go on with the run in this folder.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from fedveil.attacks.observe import Observation
 from fedveil.models.build import Choices, build
 
 
+@partial(jax.jit, static_argnums=(0, 4))
 def mean_gradients(net, params, x, y, own_params=False):
     """Gradients [attacks, ...] of the mean loss; x [attacks, examples, ...], y [attacks, examples]."""
 
@@ -30,21 +32,32 @@ class Victims:
     y: np.ndarray  # [attacks, examples]
 
 
+VECTORS = {"shape": (10,), "model": "mlp", "choices": {"activation": "sigmoid", "hidden": (16,)}}
+IMAGES = {"shape": (8, 8, 1), "model": "lenet-dlg", "choices": {"channels": 4}}
+
+
 def victims(
-    count=4, shape=(8, 8, 1), classes=4, examples=1, model="lenet-dlg", seed=0, dtype="float64", choices=None, **more
+    count=4, shape=(10,), classes=4, examples=1, model="mlp", seed=0, dtype="float64", choices=None, **more
 ) -> Victims:
     """So many victims of a small network with weights uniform in ±0.5."""
-    given = {"init": "uniform-0.5"} | ({"channels": 4} if model.startswith("lenet") else {}) | (choices or {})
-    net = build(model, shape, classes, Choices(**given))
+    net = build(model, shape, classes, Choices(**{"init": "uniform-0.5"} | (choices or {})))
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(net.init, jax.random.key(0))
+    params = jax.tree.map(lambda a: rng.uniform(-0.5, 0.5, a.shape).astype(dtype), shapes)
+    x = rng.random((count, examples, *shape)).astype(dtype)
+    y = rng.integers(0, classes, (count, examples))
     with jax.enable_x64(dtype == "float64"):
-        params = jax.tree.map(lambda a: a.astype(dtype), net.init(jax.random.key(seed)))
-        rng = np.random.default_rng(seed)
-        x = rng.random((count, examples, *shape)).astype(dtype)
-        y = rng.integers(0, classes, (count, examples))
         gradients = jax.tree.map(np.asarray, mean_gradients(net, params, x, y))
-        params = jax.tree.map(np.asarray, params)
     ids = np.arange(100, 100 + count)
-    return Victims(Observation(net, params, gradients, ids, shape, classes, examples, **more), x, y)
+    return Victims(Observation(net, params, gradients, ids, tuple(shape), classes, examples, **more), x, y)
+
+
+def blank(count=3, shape=(8, 8, 1), examples=1) -> Observation:
+    """An observation of nothing: for what does not look at gradients."""
+    net = build("logistic", shape, 4)
+    params = jax.tree.map(lambda a: np.zeros(a.shape), jax.eval_shape(net.init, jax.random.key(0)))
+    nothing = jax.tree.map(lambda a: np.zeros((count, *a.shape)), params)
+    return Observation(net, params, nothing, np.arange(100, 100 + count), tuple(shape), 4, examples)
 
 
 def only(observation: Observation, rows) -> Observation:

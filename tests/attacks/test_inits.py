@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from attack_helpers import only, victims
+from attack_helpers import blank, only
 
 from fedveil.attacks.catalog import INITS
 from fedveil.attacks.observe import Insider
@@ -22,7 +22,7 @@ def starts(name, observation, seed=0, restart=0, labels=None, file=None):
 
 @pytest.mark.parametrize("name", [n for n in INITS if n not in ("optimal", "optimal-any", "file")])
 def test_shape_and_range(name):
-    observation = victims(count=3, shape=(9, 8, 3), examples=2, dtype="float32").observation
+    observation = blank(shape=(9, 8, 3), examples=2)
     z = starts(name, observation)
     assert z.shape == (3, 2, 9, 8, 3) and z.dtype == np.float32
     if name != "random-normal":
@@ -31,18 +31,18 @@ def test_shape_and_range(name):
 
 @pytest.mark.parametrize("parts", [2, 4])
 def test_patterns_repeat(parts):
-    observation = victims(count=1, shape=(9, 8, 1)).observation
+    observation = blank(1, (9, 8, 1))
     (image,) = starts(f"patterned-{parts}x{parts}", observation)[0]
     high, wide = -(-9 // parts), 8 // parts
     assert np.array_equal(image[high:], image[: 9 - high]) and np.array_equal(image[:, wide:], image[:, :-wide])
     assert len(np.unique(image)) == high * wide
-    vector = starts(f"patterned-{parts}x{parts}", victims(count=1, shape=(30,), model="mlp").observation)[0, 0]
+    vector = starts(f"patterned-{parts}x{parts}", blank(1, (30,)))[0, 0]
     assert len(np.unique(vector)) == -(-30 // parts**2)
 
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_draws_belong_to_the_attack(name):
-    observation = victims(count=3, examples=2).observation
+    observation = blank(examples=2)
     every = starts(name, observation)
     assert np.array_equal(starts(name, only(observation, [2, 0])), every[[2, 0]])
     others = (starts(name, observation, seed=1), starts(name, observation, restart=1))
@@ -51,27 +51,26 @@ def test_draws_belong_to_the_attack(name):
 
 
 def test_plain_colours():
-    red = starts("red", victims(count=1, shape=(8, 8, 3)).observation)[0, 0]
+    red = starts("red", blank(1, (8, 8, 3)))[0, 0]
     assert (red[..., 0] == 1).all() and (red[..., 1:] == 0).all()
     with pytest.raises(ConfigError, match="three colours"):
-        starts("green", victims(count=1).observation)
+        starts("green", blank(1))
 
 
 def test_borrowed_examples_have_the_inferred_class():
-    given = victims(count=3)
     held = Insider(np.arange(10.0)[:, None, None, None] * np.ones((8, 8, 1)), np.arange(10) % 4)
-    observation = dataclasses.replace(given.observation, insider=held)
+    observation = dataclasses.replace(blank(), insider=held)
     z = starts("optimal", observation, labels=np.array([[0], [1], [3]]))
     assert [int(i) % 4 for i in z[:, 0, 0, 0, 0]] == [0, 1, 3]
     assert starts("optimal-any", observation).shape == z.shape
     with pytest.raises(ConfigError, match="none were granted"):
-        starts("optimal", given.observation)
+        starts("optimal", blank())
 
 
 def test_a_picture_or_an_array(tmp_path):
     from PIL import Image
 
-    observation = victims(count=2).observation
+    observation = blank(2)
     Image.new("L", (16, 16), 51).save(tmp_path / "grey.png")
     assert np.allclose(starts("file", observation, file=str(tmp_path / "grey.png")), 0.2)
     np.save(tmp_path / "a.npy", np.full((8, 8), 0.3))

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from attack_helpers import victims
+from attack_helpers import IMAGES, victims
 
 from fedveil.attacks.reconstruct import labels
 from fedveil.errors import RunError
@@ -24,7 +24,7 @@ def test_one_example_of_other_models(shape, model):
 
 
 def test_batches_by_counting():
-    given = victims(count=30, examples=4, classes=6, dtype="float32")
+    given = victims(count=30, examples=4, classes=6, dtype="float32", **IMAGES)
     dummies = np.random.default_rng(5).random((32, 8, 8, 1)).astype(np.float32)
     found = labels.infer(given.observation, dummies)
     assert (found == np.sort(given.y, axis=1)).mean() > 0.9
@@ -33,14 +33,14 @@ def test_batches_by_counting():
 
 
 def test_knowing_that_a_client_holds_one_class():
-    given = victims(count=10, examples=4, dtype="float32")
+    given = victims(count=30, examples=4, classes=6, dtype="float32", **IMAGES)
     dummies = np.random.default_rng(5).random((32, 8, 8, 1)).astype(np.float32)
     found = labels.infer(dataclasses.replace(given.observation, held_classes=1), dummies)
     assert all(len(set(row)) == 1 for row in found.tolist())
 
 
 def test_a_model_from_elsewhere():
-    given = victims(count=10, shape=(12,), model="mlp", dtype="float32")
+    given = victims(count=10, dtype="float32")
     net = given.observation.model
     elsewhere = from_functions(net.init, net.apply)
     assert np.array_equal(labels.infer(dataclasses.replace(given.observation, model=elsewhere)), given.y)

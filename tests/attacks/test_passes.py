@@ -1,7 +1,5 @@
 """The four passes are automatic differentiation, only faster."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,9 +26,17 @@ def close(a, b):
     return max(float(np.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
-@pytest.mark.parametrize("examples", [1, 3])
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(
+    "name,examples,own",
+    [
+        ("lenet-cpl", 1, False),
+        ("pooled", 3, True),
+        ("cnn", 1, True),
+        ("mlp", 3, False),
+        ("logistic", 1, False),
+        ("strided", 2, True),
+    ],
+)
 def test_gradients_and_their_derivatives(name, examples, own):
     with jax.enable_x64(True):
         net, attacks = NETS[name], 2
@@ -62,17 +68,17 @@ def test_other_networks_take_the_general_way():
     assert not passes.fits(object())
 
 
-def test_folding_is_the_transpose_of_unfolding():
+@pytest.mark.parametrize("stride,padding,kernel", [(1, 2, 5), (2, 2, 5), (3, 1, 2)])
+def test_folding_is_the_transpose_of_unfolding(stride, padding, kernel):
     rng = np.random.default_rng(0)
-    for stride, padding, kernel in ((1, 2, 5), (2, 2, 5), (2, 0, 3), (3, 1, 2)):
-        conv = dataclasses.replace(Conv("c", 4, kernel), stride=stride, padding=padding)
-        a = jnp.asarray(rng.normal(size=(2, 3, 8, 9)), jnp.float32)
-        h = passes.unfold(conv, a)
-        other = jnp.asarray(rng.normal(size=h.shape), jnp.float32)
-        assert np.isclose((h * other).sum(), (a * passes.fold(conv, a.shape[1:], other)).sum(), rtol=1e-4)
-        # The inputs of a window come in the order of the weights.
-        patches = conv.patches(jnp.moveaxis(a, 1, -1))
-        assert np.allclose(jnp.swapaxes(h, 1, 2), patches)
+    conv = Conv("c", 4, kernel, stride, padding)
+    a = rng.normal(size=(2, 3, 8, 9)).astype(np.float32)
+    h = jax.jit(lambda a: passes.unfold(conv, a))(a)
+    other = rng.normal(size=h.shape).astype(np.float32)
+    back = jax.jit(lambda h: passes.fold(conv, a.shape[1:], h))(other)
+    assert np.isclose((h * other).sum(), (a * back).sum(), rtol=1e-4)
+    # The inputs of a window come in the order of the weights.
+    assert np.allclose(np.swapaxes(h, 1, 2), jax.jit(conv.patches)(np.moveaxis(a, 1, -1)))
 
 
 def test_one_simulated_step_is_the_gradient_itself():

@@ -72,7 +72,7 @@ class Programs:
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> Any:
         leaves, tree = jax.tree.flatten(args)
-        key = (name, tree, tuple((np.shape(a), np.result_type(a)) for a in leaves))
+        key = (name, tree, tuple((a.shape, a.dtype) for a in leaves))
         with self._lock:
             if key not in self._made:
                 started = time.monotonic()
@@ -162,8 +162,9 @@ def run(
     attacks = len(starts)
     on_cpu = jax.default_backend() == "cpu"
     workers = workers or ((os.cpu_count() or 1) if on_cpu else 1)
-    width = width or auto_width(programs.problem, starts.itemsize, jobs, workers if on_cpu else 0)
-    width = min(width, _power_of_two(-(-attacks // workers)))
+    if width is None:
+        width = auto_width(programs.problem, starts.itemsize, jobs, workers if on_cpu else 0)
+        width = min(width, _power_of_two(-(-attacks // workers)))
     workers = min(workers, -(-attacks // width))
     queue, halt = deque(range(attacks)), threading.Event()
     ended: dict[int, Ended] = {}
@@ -207,7 +208,7 @@ class _Worker:
         began, compiled = time.monotonic(), self.programs.seconds
         self.lanes = self.programs.spell(self.lanes, self.job, self.shared)
         status = np.asarray(self.lanes.status)
-        taken = time.monotonic() - began - (self.programs.seconds - compiled)
+        taken = max(0.0, time.monotonic() - began - (self.programs.seconds - compiled))
         done = [lane for lane, a in enumerate(self.owners) if a is not None and status[lane] != RUNNING]
         if done:
             self._hand_back(done, ended)

@@ -116,7 +116,7 @@ def play(settings: Settings, optimizer: Optimizer, look: Callable[[Array], Seen]
     lanes = replace(lanes, began=jnp.where(opens & jnp.isinf(lanes.began), seen.value, lanes.began))
     lanes, moving = _end(settings, optimizer, lanes, seen, opens & ~strayed, running & finite & ~strayed)
     z, memory, stuck, closes = optimizer.move(lanes, seen, moving)
-    lanes = replace(lanes, memory=memory, status=jnp.where(moving & stuck, STALLED, lanes.status))
+    lanes = _stall(settings, replace(lanes, memory=memory), seen, moving & stuck)
     moved = moving & ~stuck
     lanes = replace(
         lanes,
@@ -171,6 +171,16 @@ def _end(
     if settings.plateau is not None:
         end(lanes.iteration - lanes.marked >= settings.plateau, PLATEAU)
     return replace(lanes, status=status), running & (status == RUNNING)
+
+
+def _stall(settings: Settings, lanes: Lanes, seen: Seen, stalled: Array) -> Lanes:
+    """The end of lanes whose optimiser finds no way down, which closes their iteration."""
+    lanes = replace(lanes, iteration=lanes.iteration + (stalled & (lanes.inner > 0)))
+    lanes = _write_trace(lanes, seen, stalled)
+    ending: Array | int = STALLED
+    if settings.stop is not None:
+        ending = jnp.where(seen.distance <= settings.stop, STOPPED, STALLED)
+    return replace(lanes, status=jnp.where(stalled, ending, lanes.status))
 
 
 def _rescue(optimizer: Optimizer, lanes: Lanes, seen: Seen, running: Array, finite: Array, strayed: Array) -> Lanes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -88,12 +88,18 @@ def pose(observation: Observation, settings: Settings) -> Problem:
         observation.shape,
         observation.classes,
         observation.examples,
-        settings,
+        _what_compiles(settings),
         observation.span,
         steps=steps,
         lr=lr,
         order=observation.order if settings.reading == "simulated" else None,
     )
+
+
+def _what_compiles(settings: Settings) -> Settings:
+    """The settings without what only decides where attacks start: studies of starts share one program."""
+    label = "joint" if settings.label == "joint" else "infer"
+    return replace(settings, name="", init="", file=None, restarts=0, label=label)
 
 
 def weights(settings: Settings, target: Params) -> np.ndarray:

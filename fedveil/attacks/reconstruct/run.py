@@ -69,7 +69,7 @@ def reconstruct(
         ]
         at = np.array([a for _ in seeds for a in range(len(observation)) for _ in range(tries)])
         guessed = _labels(observation, settings, precision)
-        starts = _starts(problem, observation, guessed[at], keys, precision)
+        starts = _starts(problem, settings, observation, guessed[at], keys, precision)
         jobs, shared = _jobs(problem, observation, guessed, at, precision)
         programs = crew.programs_for(problem, precision)
         compiled, started = programs.seconds, time.monotonic()
@@ -110,9 +110,13 @@ def _labels(observation: Observation, settings: Settings, dtype: str) -> np.ndar
 
 
 def _starts(
-    problem: Problem, observation: Observation, guessed: np.ndarray, keys: list[tuple[int, int, int]], dtype: str
+    problem: Problem,
+    settings: Settings,
+    observation: Observation,
+    guessed: np.ndarray,
+    keys: list[tuple[int, int, int]],
+    dtype: str,
 ) -> np.ndarray:
-    settings = problem.settings
     z = inits.starts(settings.init, observation, guessed, keys, settings.file, dtype).reshape(len(keys), -1)
     if not problem.joint:
         return z

@@ -1,0 +1,167 @@
+"""`fedveil attack`: studies of configs and runs, pictures, files of gradients good and bad, refusals."""
+
+import json
+import struct
+
+import jax
+import numpy as np
+import pytest
+
+from fedveil.assemble import prepare
+from fedveil.attacks import study
+from fedveil.attacks.score import RULES
+from fedveil.config import NAMES, for_attack, load
+from fedveil.models.build import Choices, build
+
+SMALL = ["model.name=mlp", "model.hidden=[64]", "attack.images=3", "attack.iterations=15", "data.clients=6"]
+
+
+def given(*settings):
+    return [part for item in [*SMALL, *settings] for part in ("-s", item)]
+
+
+FIELDS = {"success_rate", "label_success_rate", "ssim", "mse", "psnr", "iterations", "seconds", "images", "rule"}
+
+
+def test_a_study_of_a_config_and_of_a_run(fedveil_cli, tmp_path):
+    answer = fedveil_cli("attack", *given(), "--pictures", "seen", "--json", cwd=tmp_path)
+    document = json.loads(answer.out)
+    assert answer.code == 0 and set(document) >= FIELDS and document["tap"] == "client" and document["images"] == 3
+    assert document["label_success_rate"] == 1.0 and document["success_rate"] == 1.0 and document["mse"] < 1e-3
+    for name in ("grid.png", "steps.gif"):
+        assert (tmp_path / "seen" / name).stat().st_size > 100
+    # The same federation, trained a little, then attacked at its start: the very same observation.
+    settings = [s for s in SMALL if not s.startswith("attack")]
+    train = [
+        part for item in [*settings, "train.batch=1", "train.local_steps=1", "train.rounds=2"] for part in ("-s", item)
+    ]
+    assert fedveil_cli("train", *train, "--out", "run", cwd=tmp_path).code == 0
+    ask = ["-s", "attack.images=3", "-s", "attack.iterations=15"]
+    first = json.loads(fedveil_cli("attack", "--run", "run", *ask, "-s", "attack.round=0", "--json", cwd=tmp_path).out)
+    assert {k: first[k] for k in ("mse", "iterations")} == {k: document[k] for k in ("mse", "iterations")}
+    last = fedveil_cli("attack", "--run", "run", *ask, cwd=tmp_path)
+    assert last.code == 0 and "success rate" in last.out
+    assert json.loads(fedveil_cli("attack", "--run", "run", *ask, "--json", cwd=tmp_path).out)["round"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "word"),
+    [
+        (given("attack.tap=release"), "attack.tap", "needs the gradient or update of single clients"),
+        (given("attack.name=cpll"), "attack.name", "did you mean 'cpl'?"),
+        (given("attack.images=100"), "attack.images", "takes at most 6"),
+        (given("attack.name=aono"), "attack.iterations", "no such key"),
+        (given("attack.rule=sim"), "attack.rule", "did you mean 'ssim'?"),
+        (given("attack.init=patterned-3x3"), "attack.init", "did you mean"),
+        (["--run", "nowhere"], "--resume", "holds no run"),
+        (["--gradients", "none.safetensors", *given()], "none.safetensors", "no such file"),
+        (["--gradients", "a.npz", "--run", "b"], "--gradients", "keep one of them"),
+        (given("data.name=xray", "data.clients=1", "attack.round=1"), "attack.round", "cannot be trained on"),
+    ],
+)
+def test_refusals_are_one_line(arguments, key, word, fedveil_cli, tmp_path):
+    answer = fedveil_cli("attack", *arguments, cwd=tmp_path)
+    assert answer.code == 2 and answer.out == "" and answer.err.count("\n") == 1
+    assert key in answer.err and word in answer.err and not list(tmp_path.iterdir())
+
+
+def test_rules_have_the_names_that_configs_take():
+    assert set(NAMES["attack.rule"]) == set(RULES)
+
+
+def test_scrambled_truth_changes_no_reconstruction(monkeypatch):
+    config = for_attack(load(None, SMALL))
+    federation = prepare(config, trainable=False)
+    state = federation.simulator.start()
+    honest = study.run(federation, state, 0, config.attack)
+    real = study.truth.of_tap
+
+    def scrambled(*arguments):
+        x, y = real(*arguments)
+        return np.zeros_like(x), (y + 1) % 10
+
+    monkeypatch.setattr(study.truth, "of_tap", scrambled)
+    other = study.run(federation, state, 0, config.attack)
+    one, two = (s.groups[0].reconstruction for s in (honest, other))
+    np.testing.assert_array_equal(one.inputs, two.inputs)
+    np.testing.assert_array_equal(one.labels, two.labels)
+    assert other.as_dict()["success_rate"] == 0.0 and other.as_dict()["label_success_rate"] == 0.0
+
+
+def test_poisson_batches_are_attacked_in_groups():
+    config = for_attack(load(None, [*SMALL, "train.batching=poisson", "train.batch=2", "data.clients=12"]))
+    federation = prepare(config, trainable=False)
+    done = study.run(federation, federation.simulator.start(), 0, config.attack)
+    sizes = [group.truth_x.shape[1] for group in done.groups]
+    assert len(set(sizes)) == len(sizes) > 1 and sum(len(g.observation) for g in done.groups) == 3
+    document = done.as_dict()
+    assert document["images"] == sum(g.truth_y.size for g in done.groups) and 0 <= document["success_rate"] <= 1
+
+
+# --- files of gradients
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """Parameters and the gradient of one example of a small network, as arrays by name."""
+    model = build("mlp", (8, 8, 1), 10, Choices(hidden=(12,)))
+    params = model.init(jax.random.key(1))
+    x = np.random.default_rng(0).random((1, 8, 8, 1))
+    gradients = jax.grad(lambda p: -jax.nn.log_softmax(model.apply(p, x))[0, 3])(params)
+    arrays = {}
+    for part, tree in (("params", params), ("gradients", gradients)):
+        for layer, own in tree.items():
+            arrays |= {f"{part}/{layer}/{name}": np.asarray(a, np.float32) for name, a in own.items()}
+    return arrays, x
+
+
+def safetensors(arrays):
+    header, body = {}, b""
+    for name, a in arrays.items():
+        raw = np.ascontiguousarray(a).tobytes()
+        header[name] = {"dtype": "F32", "shape": list(a.shape), "data_offsets": [len(body), len(body) + len(raw)]}
+        body += raw
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+OWN = ["--gradients", "seen.safetensors", "-s", "model.name=mlp", "-s", "model.hidden=[12]"]
+
+
+def test_gradients_from_a_file(seen, fedveil_cli, tmp_path):
+    arrays, x = seen
+    (tmp_path / "seen.safetensors").write_bytes(safetensors(arrays))
+    answer = fedveil_cli("attack", *OWN, "-s", "attack.iterations=20", "--pictures", "out", "--json", cwd=tmp_path)
+    document = json.loads(answer.out)
+    assert document["labels"] == [[3]] and document["success_rate"] is None
+    with np.load(tmp_path / document["found"]) as found:
+        assert np.mean(np.square(found["inputs"][0, 0] - x[0])) < 1e-3
+    np.savez(tmp_path / "seen.npz", **arrays)
+    again = fedveil_cli("attack", "--gradients", "seen.npz", *OWN[2:], "-s", "attack.iterations=20", cwd=tmp_path)
+    assert again.code == 0 and "the truth is not known" in again.out
+
+
+@pytest.mark.parametrize(
+    ("spoil", "word"),
+    [
+        (lambda raw, a: raw[: len(raw) // 2], "is no whole .safetensors file"),
+        (lambda raw, a: b"", "is no whole .safetensors file"),
+        (lambda raw, a: b"\xff" * 40, "is no whole .safetensors file"),
+        (lambda raw, a: safetensors({k: v for k, v in a.items() if "dense/b" not in k}), "holds no 'params/dense/b'"),
+        (lambda raw, a: safetensors({k: v[..., :-1] for k, v in a.items()}), "the model asks for"),
+        (lambda raw, a: safetensors({k: v * np.nan for k, v in a.items()}), "not finite"),
+    ],
+)
+def test_bad_files_of_gradients(spoil, word, seen, fedveil_cli, tmp_path):
+    arrays, _ = seen
+    (tmp_path / "seen.safetensors").write_bytes(spoil(safetensors(arrays), arrays))
+    answer = fedveil_cli("attack", *OWN, cwd=tmp_path)
+    assert answer.code == 2 and word in answer.err and answer.err.count("\n") == 1 and "Traceback" not in answer.err
+
+
+def test_zero_gradients_end_as_an_attack_that_found_nothing(seen, fedveil_cli, tmp_path):
+    arrays, _ = seen
+    zero = {k: v * 0 if k.startswith("gradients") else v for k, v in arrays.items()}
+    (tmp_path / "seen.safetensors").write_bytes(safetensors(zero))
+    answer = fedveil_cli("attack", *OWN, "-s", "attack.iterations=3", "--json", cwd=tmp_path)
+    assert answer.code == 0 and len(json.loads(answer.out)["distance"]) == 1
