@@ -5,22 +5,25 @@ from __future__ import annotations
 from fedveil.cli import show
 from fedveil.errors import unknown_name
 
-SUITES = ("round",)
+SUITES = ("round", "attack")
 
 
 def run_bench(suite: str, repeats: int, json: bool) -> None:
     """Runs a suite and prints its rows."""
     if suite not in SUITES:
         raise unknown_name("bench", suite, SUITES)
-    from fedveil.bench.round import run
+    if suite == "round":
+        from fedveil.bench import round as bench_round
 
-    rows = run(repeats=repeats, progress=show.note)
+        title = "seconds per client and local iteration; ratio = ours / theirs"
+        rows = bench_round.run(repeats=repeats, progress=show.note)
+    else:
+        from fedveil.bench import attack as bench_attack
+
+        title = "seconds per attacked image; ratio = ours / theirs"
+        rows = bench_attack.run(repeats=repeats, progress=show.note)
     if json:
         show.print_json(rows)
         return
     columns = ("name", "ratio", "low", "high", "ours", "theirs", "device")
-    show.print_table(
-        "seconds per client and local iteration; ratio = ours / theirs",
-        columns,
-        [[r[c] for c in columns] for r in rows],
-    )
+    show.print_table(title, columns, [[r[c] for c in columns] for r in rows])

@@ -158,7 +158,12 @@ def list_names(
 
 @app.command("bench")
 def bench(
-    suite: Annotated[str, typer.Argument(help="round: the cost of privacy per local iteration.")] = "round",
+    suite: Annotated[
+        str,
+        typer.Argument(
+            help="round: the cost of privacy per local iteration; attack: a batch of attacks against one at a time."
+        ),
+    ] = "round",
     repeats: Annotated[int, typer.Option("--repeats", min=3, max=1000, help="Turns of each side.")] = 7,
     json: JsonOption = False,
 ) -> None:

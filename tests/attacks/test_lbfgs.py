@@ -7,7 +7,7 @@ import pytest
 from lbfgs_reference import Reference
 
 from fedveil.attacks.catalog import settings
-from fedveil.attacks.reconstruct.lanes import RUNNING, STALLED, Seen, begin, play
+from fedveil.attacks.reconstruct.lanes import RUNNING, STALLED, Seen, begin, play, stop_rules
 from fedveil.attacks.reconstruct.lbfgs import LBFGS
 
 SIZE, ITERATIONS = 12, 8
@@ -33,8 +33,9 @@ def our_path(slots=100):
         return Seen(value, value, back(jnp.ones_like(value))[0])
 
     optimizer, chosen = LBFGS(slots=slots), settings("cpl", iterations=ITERATIONS)
-    lanes = begin(optimizer, jnp.asarray(np.stack([start(k) for k in range(len(STIFFNESS))])), ITERATIONS)
-    one = jax.jit(lambda lanes: play(chosen, optimizer, look, lanes))
+    z = jnp.asarray(np.stack([start(k) for k in range(len(STIFFNESS))]))
+    lanes = begin(optimizer, z, stop_rules(chosen, len(z), z.dtype), ITERATIONS + 1)
+    one = jax.jit(lambda lanes: play(optimizer, look, lanes))
     paths = [[] for _ in STIFFNESS]
     while (np.asarray(lanes.status) == RUNNING).any():
         for lane, running in enumerate(np.asarray(lanes.status) == RUNNING):
@@ -87,3 +88,25 @@ def test_what_torch_would_repeat_for_ever_ends():
     assert (np.asarray(lanes.iteration) <= ITERATIONS).all()
     trace = np.asarray(lanes.trace)
     assert (np.nanmin(trace, axis=1) < 1e-2 * trace[:, 0]).all()
+
+
+def test_a_lane_that_breaks_goes_back_to_its_best_point_and_its_neighbour_does_not_notice():
+    """Σ log² x falls towards 1 from above, ever more gently: the first steps jump below 0, where it is not defined."""
+
+    def look(z):
+        value, back = jax.vjp(lambda z: jnp.square(jnp.log(z)).sum(axis=1), z)
+        return Seen(value, value, back(jnp.ones_like(value))[0])
+
+    def run(starts):
+        z = jnp.asarray(starts)[:, None] * jnp.ones((1, 4))
+        lanes = begin(optimizer, z, stop_rules(settings("cpl", iterations=60), len(z), z.dtype), 61)
+        for _ in range(600):
+            lanes = one(lanes)
+        return lanes
+
+    with jax.enable_x64(True):
+        optimizer = LBFGS()
+        one = jax.jit(lambda lanes: play(optimizer, look, lanes))
+        both, alone = run([9.0, 1.2]), run([1.2])
+    assert int(both.rescues[0]) > 0 and int(both.rescues[1]) == 0
+    assert float(both.best_value[0]) < 1e-6 and np.array_equal(both.best[1], alone.best[0])

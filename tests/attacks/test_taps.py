@@ -44,7 +44,7 @@ def test_every_tap_shows_the_gradient(tap, attacks, examples, aggregation):
 def test_an_undefended_example_is_recovered_and_a_noised_one_is_not():
     rates = []
     for defense in ("none", "fed-cdp"):
-        ready = federation(defense, "dpfl-net")
+        ready = federation(defense)
         seen = observe.from_tap(ready, ready.simulator.start(), 0, [3], "example")
         found = attack(seen, settings("cpl", iterations=30))
         rates.append(score(found, *truth.of_tap(ready, 0, [3], "example")).summary()["success_rate"])

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -23,15 +24,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedveil.attacks.catalog import Settings
 from fedveil.attacks.reconstruct.first_order import FirstOrder
-from fedveil.attacks.reconstruct.lanes import RUNNING, Lanes, Optimizer, Seen, begin, play
+from fedveil.attacks.reconstruct.lanes import RUNNING, Lanes, Optimizer, Seen, StopRules, begin, play, stop_rules
 from fedveil.attacks.reconstruct.lbfgs import INNER, LBFGS, PAIRS
 from fedveil.attacks.reconstruct.objective import Job, Problem, evaluate
 from fedveil.models.layers import Params
 
 Tree = Any
 SPELL = 40  # evaluations between two looks at which attacks have ended
-CACHE_BYTES = 24e6  # what a block's pairs may take of a CPU's cache, all workers together
+CACHE_BYTES = 6e6  # what a block's pairs may take of a CPU's cache, each worker
 MEMORY_BYTES = 8e9  # what blocks may take of another device's memory
 FREE = -1  # the status of a lane without an attack
 NARROWEST = 8  # a block shrinks to no less than this part of its first width
@@ -57,7 +59,7 @@ def optimizer_of(problem: Problem) -> Optimizer:
     if chosen.optimizer == "lbfgs":
         return LBFGS(chosen.lr)
     box = problem.span if chosen.box else None
-    return FirstOrder(chosen.optimizer, chosen.lr, chosen.iterations, chosen.signed, chosen.decay, box, problem.content)
+    return FirstOrder(chosen.optimizer, chosen.lr, chosen.signed, chosen.decay, box, problem.content)
 
 
 @dataclass
@@ -76,7 +78,8 @@ class Programs:
         with self._lock:
             if key not in self._made:
                 started = time.monotonic()
-                self._made[key] = jax.jit(function, donate_argnums=donate).lower(*args).compile()
+                with _exactly():
+                    self._made[key] = jax.jit(function, donate_argnums=donate).lower(*args).compile()
                 taken = time.monotonic() - started
                 self.seconds += taken
                 self.last_seconds = taken if name == "spell" else self.last_seconds
@@ -96,7 +99,7 @@ class Programs:
                 return Seen(*evaluate(self.problem, shared, job, z))
 
             def body(carry: tuple[jax.Array, Lanes]) -> tuple[jax.Array, Lanes]:
-                return carry[0] + 1, play(self.problem.settings, optimizer, look, carry[1])
+                return carry[0] + 1, play(optimizer, look, carry[1])
 
             def goes_on(carry: tuple[jax.Array, Lanes]) -> jax.Array:
                 return (carry[0] < SPELL) & (carry[1].status == RUNNING).any()
@@ -105,9 +108,12 @@ class Programs:
 
         return self.call("spell", program, lanes, job, shared, donate=(0,))
 
-    def begin(self, z: np.ndarray) -> Lanes:
-        iterations, problem = self.problem.settings.iterations, self.problem
-        return self.call("begin", lambda z: begin(optimizer_of(problem), z, iterations), z)
+    def begin(self, z: np.ndarray, rules: StopRules) -> Lanes:
+        return self.call("begin", lambda z, rules: begin(optimizer_of(self.problem), z, rules, self._room), z, rules)
+
+    @property
+    def _room(self) -> int:
+        return self.problem.settings.iterations + 1
 
     def refill(self, lanes: Lanes, job: Job, z: np.ndarray, fresh: Job, which: np.ndarray) -> tuple[Lanes, Job]:
         """New attacks in the lanes `which`; what an optimiser remembers is forgotten, not overwritten."""
@@ -120,7 +126,7 @@ class Programs:
 
             memory = optimizer.forget(lanes.memory, which)
             small = replace(lanes, memory=())
-            start = replace(begin(optimizer, z, self.problem.settings.iterations), memory=())
+            start = replace(begin(optimizer, z, lanes.rules, self._room), memory=())
             mixed = jax.tree.map(choose, start, small)
             return replace(mixed, memory=memory), jax.tree.map(choose, fresh, job)
 
@@ -133,6 +139,11 @@ class Programs:
             return jax.tree.map(lambda a: a[rows], (lanes, job))
 
         return self.call("pack", program, lanes, job, rows)
+
+
+def _exactly() -> AbstractContextManager[Any]:
+    """Products in full precision: accelerators would round their factors to some ten bits, too few to match gradients."""
+    return nullcontext() if jax.default_backend() == "cpu" else jax.default_matmul_precision("highest")
 
 
 @lru_cache(maxsize=16)
@@ -153,17 +164,21 @@ def run(
     shared: Params | None,
     starts: np.ndarray,
     jobs: Job,
+    settings: Settings,
     *,
     width: int | None = None,
     workers: int | None = None,
     progress: Callable[[int], None] = lambda ended: None,
 ) -> list[Ended]:
-    """All attacks to their ends. starts [attacks, size]; jobs with a leading axis over the attacks."""
+    """All attacks to their ends. starts [attacks, size]; jobs with a leading axis over the attacks.
+
+    Of `settings` only the stop rules are read here; the rest is in the programs.
+    """
     attacks = len(starts)
     on_cpu = jax.default_backend() == "cpu"
     workers = workers or ((os.cpu_count() or 1) if on_cpu else 1)
     if width is None:
-        width = auto_width(programs.problem, starts.itemsize, jobs, workers if on_cpu else 0)
+        width = auto_width(programs.problem, starts.itemsize, jobs, on_cpu)
         width = min(width, _power_of_two(-(-attacks // workers)))
     workers = min(workers, -(-attacks // width))
     queue, halt = deque(range(attacks)), threading.Event()
@@ -172,8 +187,8 @@ def run(
 
     def work(_: int) -> None:
         # The switch to 64 bits belongs to a thread.
-        with jax.enable_x64(x64):
-            worker = _Worker(programs, shared, starts, jobs, width, queue)
+        with jax.enable_x64(x64), jax.default_matmul_precision("highest"):
+            worker = _Worker(programs, shared, starts, jobs, settings, width, queue)
             while not halt.is_set() and worker.turn(ended):
                 progress(len(ended))
 
@@ -191,13 +206,23 @@ class _Worker:
     """A block of lanes, and the attack in each; None for a lane that is free."""
 
     def __init__(
-        self, programs: Programs, shared: Params | None, starts: np.ndarray, jobs: Job, width: int, queue: deque[int]
+        self,
+        programs: Programs,
+        shared: Params | None,
+        starts: np.ndarray,
+        jobs: Job,
+        settings: Settings,
+        width: int,
+        queue: deque[int],
     ):
-        self.programs, self.shared, self.starts, self.jobs = programs, shared, starts, jobs
+        self.programs, self.shared, self.starts, self.jobs, self.settings = programs, shared, starts, jobs, settings
         self.queue, self.narrowest = queue, max(1, width // NARROWEST)
         self.owners = [_next(queue) for _ in range(width)]
         rows = self._rows()
-        self.lanes, self.job = programs.begin(starts[rows]), _take(jobs, rows)
+        self.lanes, self.job = (
+            programs.begin(starts[rows], stop_rules(settings, width, starts.dtype)),
+            _take(jobs, rows),
+        )
         free = jnp.asarray([a is None for a in self.owners])
         self.lanes = replace(self.lanes, status=jnp.where(free, FREE, self.lanes.status))
 
@@ -213,7 +238,7 @@ class _Worker:
         if done:
             self._hand_back(done, ended)
             self._refill(done)
-        self._shrink(taken)
+        self._shrink(taken, max((e.iterations for e in list(ended.values())), default=0))
         return True
 
     def _rows(self) -> np.ndarray:
@@ -232,7 +257,7 @@ class _Worker:
                 iterations=int(host.iteration[lane]),
                 evaluations=int(host.evaluations[lane]),
                 rescues=int(host.rescues[lane]),
-                trace=np.asarray(host.trace[lane]),
+                trace=np.asarray(host.trace[lane, : self.settings.iterations + 1]),
             )
             self.owners[lane] = None
 
@@ -245,16 +270,19 @@ class _Worker:
             fresh = _take(self.jobs, rows)
             self.lanes, self.job = self.programs.refill(self.lanes, self.job, self.starts[rows], fresh, which)
 
-    def _shrink(self, spell_seconds: float) -> None:
-        """Half the lanes, or fewer, where they hold all that is left and what is saved is worth a compilation."""
+    def _shrink(self, spell_seconds: float, longest: int) -> None:
+        """Half the lanes, or fewer, where they hold all that is left and what is saved is worth a compilation.
+
+        What is left to do is guessed: no attack takes more iterations again than the longest that has ended.
+        """
         alive = [lane for lane, a in enumerate(self.owners) if a is not None]
         width = narrower = len(self.owners)
         while narrower > self.narrowest and len(alive) <= narrower // 2:
             narrower //= 2
         if not alive or narrower == width:
             return
-        left = self.programs.problem.settings.iterations - int(np.asarray(self.lanes.iteration)[alive].min())
-        inner = INNER if self.programs.problem.settings.optimizer == "lbfgs" else 1
+        left = min(longest, self.settings.iterations - int(np.asarray(self.lanes.iteration)[alive].min()))
+        inner = INNER if self.settings.optimizer == "lbfgs" else 1
         saved = spell_seconds * (1 - narrower / width) * left * inner / SPELL
         if saved < self.programs.last_seconds and not self.programs.knows(narrower):
             return
@@ -275,13 +303,13 @@ def _take(jobs: Job, rows: np.ndarray) -> Job:
     return jax.tree.map(lambda a: a[rows], jobs)
 
 
-def auto_width(problem: Problem, itemsize: int, jobs: Job, cpu_workers: int) -> int:
+def auto_width(problem: Problem, itemsize: int, jobs: Job, on_cpu: bool) -> int:
     """Lanes in a block: as many as the cache of a CPU can hold the pairs of, or as a part of a device's memory holds."""
     pairs = (
         2 * PAIRS * problem.size * itemsize if problem.settings.optimizer == "lbfgs" else 4 * problem.size * itemsize
     )
-    if cpu_workers:
-        return _power_of_two(int(min(32, max(1, CACHE_BYTES / cpu_workers // pairs))))
+    if on_cpu:
+        return _power_of_two(int(min(32, max(1, CACHE_BYTES // pairs))))
     job = sum(a.nbytes // max(1, len(a)) for a in jax.tree.leaves(jobs))
     return _power_of_two(int(max(1, MEMORY_BYTES // (pairs + 6 * job + 200 * problem.content * itemsize))))
 

@@ -22,7 +22,6 @@ class FirstOrder:
 
     name: str
     lr: float
-    iterations: int
     signed: bool = False
     decay: bool = False
     box: tuple[float, float] | None = None
@@ -45,6 +44,9 @@ class FirstOrder:
     def ended(self, lanes: Lanes, seen: Seen) -> Array:
         return jnp.zeros(seen.value.shape, bool)  # every step closes its iteration
 
+    def strays(self, lanes: Lanes, seen: Seen) -> Array:
+        return jnp.zeros(seen.value.shape, bool)  # steps of a set length may well climb for a while
+
     def move(self, lanes: Lanes, seen: Seen, moving: Array) -> tuple[Array, Tree, Array, Array]:
         slope = jnp.sign(seen.slope) if self.signed else seen.slope
         step, memory = jax.vmap(OPTIMIZERS[self.name]().update)(slope, lanes.memory)
@@ -56,7 +58,7 @@ class FirstOrder:
     def _length(self, lanes: Lanes) -> Array:
         length = self.lr * 0.1**lanes.rescues
         if self.decay:
-            share = (lanes.iteration + 1) / self.iterations
+            share = (lanes.iteration + 1) / lanes.rules.iterations
             for at in DECAY_AT:
                 length = jnp.where(share > at, 0.1 * length, length)
         return length

@@ -3,9 +3,10 @@
 Every attack has a lane and goes its own way in it: its own iteration count, its own end, its own rescue. One call of
 `play` makes one evaluation in each lane that still runs; lanes that have ended are carried along untouched.
 
-An attack diverges when its objective is not finite, when an iteration opens above where the attack began, or when it
-comes to rest clearly above its best point. It then goes back to the best point with an empty memory and bounded steps, at
-most `RESCUES` times. Without a finite value to go back to, or with no rescue left, what is not finite ends as `failed`.
+An attack diverges when its objective is not finite, when its optimiser finds that it strays (L-BFGS: an iteration opens
+above where the attack began), or when it comes to rest clearly above its best point. It then goes back to the best point
+with an empty memory and bounded steps, at most `RESCUES` times. Without a finite value to go back to, or with no rescue
+left, what is not finite ends as `failed`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedveil.attacks.catalog import Settings
 from fedveil.models.layers import Array
@@ -32,7 +34,18 @@ ENDINGS = {
     FAILED: "failed",
 }
 RESCUES = 4
+NEVER = 2**30
 PROGRESS = 0.99  # a plateau is left when the best objective falls below this share of what it was
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StopRules:
+    """When attacks end. Numbers, not part of a compiled program: studies of stop rules share one."""
+
+    iterations: Array | np.ndarray  # [attacks] the most to make
+    distance: Array | np.ndarray  # [attacks] a squared gradient distance that is enough; negative: none is
+    plateau: Array | np.ndarray  # [attacks] iterations without progress that are too many
 
 
 @jax.tree_util.register_dataclass
@@ -42,6 +55,7 @@ class Lanes:
 
     z: Array  # [attacks, size] the point to evaluate next
     memory: Tree  # the optimiser's
+    rules: StopRules
     made: Array  # [attacks] steps since the start or the last rescue
     inner: Array  # [attacks] steps in the current iteration
     iteration: Array  # [attacks] iterations completed
@@ -54,7 +68,7 @@ class Lanes:
     best_distance: Array  # [attacks] the squared gradient distance there
     mark: Array  # [attacks] the objective that progress is measured against
     marked: Array  # [attacks] the iteration it was set in
-    trace: Array  # [attacks, iterations + 1] squared gradient distance at the start of each iteration
+    trace: Array  # [attacks, room] squared gradient distance at the start of each iteration
 
 
 @dataclass(frozen=True)
@@ -67,22 +81,33 @@ class Seen:
 
 
 class Optimizer(Protocol):
-    """How a lane moves. `check` may end the current iteration, `move` makes the next step."""
+    """How a lane moves. `ended` may close the current iteration, `rests` ends the attack, `move` makes the next step."""
 
     def empty(self, attacks: int, size: int, dtype: Any) -> Tree: ...
     def forget(self, memory: Tree, which: Array) -> Tree: ...
     def ended(self, lanes: Lanes, seen: Seen) -> Array: ...
+    def strays(self, lanes: Lanes, seen: Seen) -> Array: ...
     def rests(self, seen: Seen) -> Array: ...
     def move(self, lanes: Lanes, seen: Seen, moving: Array) -> tuple[Array, Tree, Array, Array]: ...
 
 
-def begin(optimizer: Optimizer, z: Array, iterations: int) -> Lanes:
-    """Lanes at their starts z [attacks, size]."""
+def stop_rules(settings: Settings, attacks: int, dtype: Any) -> StopRules:
+    """The same rules for so many attacks."""
+    return StopRules(
+        iterations=np.full(attacks, settings.iterations, np.int32),
+        distance=np.full(attacks, -1.0 if settings.stop is None else settings.stop, dtype),
+        plateau=np.full(attacks, NEVER if settings.plateau is None else settings.plateau, np.int32),
+    )
+
+
+def begin(optimizer: Optimizer, z: Array, rules: StopRules, room: int) -> Lanes:
+    """Lanes at their starts z [attacks, size], with room for the trace of one iteration less."""
     attacks, dtype = z.shape[0], z.dtype
     count, infinite = jnp.zeros(attacks, jnp.int32), jnp.full(attacks, jnp.inf, dtype)
     return Lanes(
         z=z,
         memory=optimizer.empty(attacks, z.shape[1], dtype),
+        rules=rules,
         made=count,
         inner=count,
         iteration=count,
@@ -95,11 +120,11 @@ def begin(optimizer: Optimizer, z: Array, iterations: int) -> Lanes:
         best_distance=infinite,
         mark=infinite,
         marked=count,
-        trace=jnp.full((attacks, iterations + 1), jnp.nan, dtype),
+        trace=jnp.full((attacks, room), jnp.nan, dtype),
     )
 
 
-def play(settings: Settings, optimizer: Optimizer, look: Callable[[Array], Seen], lanes: Lanes) -> Lanes:
+def play(optimizer: Optimizer, look: Callable[[Array], Seen], lanes: Lanes) -> Lanes:
     """One evaluation in every running lane, and the step that follows from it."""
     seen = look(lanes.z)
     running = lanes.status == RUNNING
@@ -112,11 +137,11 @@ def play(settings: Settings, optimizer: Optimizer, look: Callable[[Array], Seen]
     lanes = replace(lanes, iteration=lanes.iteration + over, inner=jnp.where(over, 0, lanes.inner))
     opens = running & finite & (lanes.inner == 0)
     lanes = _mark(_write_trace(lanes, seen, opens), opens)
-    strayed = opens & (seen.value > lanes.began) & (lanes.rescues < RESCUES)
+    strayed = opens & optimizer.strays(lanes, seen) & (lanes.rescues < RESCUES)
     lanes = replace(lanes, began=jnp.where(opens & jnp.isinf(lanes.began), seen.value, lanes.began))
-    lanes, moving = _end(settings, optimizer, lanes, seen, opens & ~strayed, running & finite & ~strayed)
+    lanes, moving = _end(optimizer, lanes, seen, opens & ~strayed, running & finite & ~strayed)
     z, memory, stuck, closes = optimizer.move(lanes, seen, moving)
-    lanes = _stall(settings, replace(lanes, memory=memory), seen, moving & stuck)
+    lanes = _stall(replace(lanes, memory=memory), seen, moving & stuck)
     moved = moving & ~stuck
     lanes = replace(
         lanes,
@@ -154,9 +179,7 @@ def _mark(lanes: Lanes, opens: Array) -> Lanes:
     )
 
 
-def _end(
-    settings: Settings, optimizer: Optimizer, lanes: Lanes, seen: Seen, opens: Array, running: Array
-) -> tuple[Lanes, Array]:
+def _end(optimizer: Optimizer, lanes: Lanes, seen: Seen, opens: Array, running: Array) -> tuple[Lanes, Array]:
     """The stop rules, looked at when an iteration opens. Returns which lanes go on."""
     status = lanes.status
 
@@ -164,22 +187,18 @@ def _end(
         nonlocal status
         status = jnp.where(opens & (status == RUNNING) & condition, ending, status)
 
-    if settings.stop is not None:
-        end(seen.distance <= settings.stop, STOPPED)
+    end(seen.distance <= lanes.rules.distance, STOPPED)
     end(optimizer.rests(seen), CONVERGED)
-    end(lanes.iteration >= settings.iterations, SPENT)
-    if settings.plateau is not None:
-        end(lanes.iteration - lanes.marked >= settings.plateau, PLATEAU)
+    end(lanes.iteration >= lanes.rules.iterations, SPENT)
+    end(lanes.iteration - lanes.marked >= lanes.rules.plateau, PLATEAU)
     return replace(lanes, status=status), running & (status == RUNNING)
 
 
-def _stall(settings: Settings, lanes: Lanes, seen: Seen, stalled: Array) -> Lanes:
+def _stall(lanes: Lanes, seen: Seen, stalled: Array) -> Lanes:
     """The end of lanes whose optimiser finds no way down, which closes their iteration."""
     lanes = replace(lanes, iteration=lanes.iteration + (stalled & (lanes.inner > 0)))
     lanes = _write_trace(lanes, seen, stalled)
-    ending: Array | int = STALLED
-    if settings.stop is not None:
-        ending = jnp.where(seen.distance <= settings.stop, STOPPED, STALLED)
+    ending = jnp.where(seen.distance <= lanes.rules.distance, STOPPED, STALLED)
     return replace(lanes, status=jnp.where(stalled, ending, lanes.status))
 
 

@@ -86,6 +86,9 @@ class LBFGS:
         level = jnp.abs(seen.value - memory.value) < TOLERANCE_CHANGE
         return self.rests(seen) | short | level
 
+    def strays(self, lanes: Lanes, seen: Seen) -> Array:
+        return seen.value > lanes.began
+
     def move(self, lanes: Lanes, seen: Seen, moving: Array) -> tuple[Array, Memory, Array, Array]:
         memory: Memory = lanes.memory
         fresh = moving & (lanes.made > 0)

@@ -97,9 +97,11 @@ def pose(observation: Observation, settings: Settings) -> Problem:
 
 
 def _what_compiles(settings: Settings) -> Settings:
-    """The settings without what only decides where attacks start: studies of starts share one program."""
+    """The settings without what only decides where attacks start and when they end: such studies share one program."""
     label = "joint" if settings.label == "joint" else "infer"
-    return replace(settings, name="", init="", file=None, restarts=0, label=label)
+    room = max(512, 1 << settings.iterations.bit_length()) - 1  # for the trace, in few sizes
+    started = replace(settings, name="", init="", file=None, restarts=0, label=label)
+    return replace(started, iterations=room, stop=None, plateau=None)
 
 
 def weights(settings: Settings, target: Params) -> np.ndarray:

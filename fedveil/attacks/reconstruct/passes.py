@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from fedveil.models.layers import ACTIVATIONS, Activation, Array, Context, Conv, Dense, Layer, Params, Plain, Shape
 from fedveil.models.net import Model, Net
 
+FEW = 16  # columns below which products per block are not worth their cost
 Pull = Callable[[Params], tuple[Array, Array]]  # direction v -> derivatives of ⟨g, v⟩ in x and in the label weights q
 
 
@@ -97,17 +98,22 @@ class _Head:
 
 
 class _Linear:
-    """z = wᵀh + b on columns h [attacks, inputs, columns]; `lift` makes columns of activations, `lower` transposes it."""
+    """z = wᵀh + b on columns h [blocks, inputs, columns]; `lift` makes columns of activations, `lower` transposes it.
+
+    A block holds what shares its weights and is summed in one product: an attack's examples, or one of them alone.
+    """
+
+    rank = 2  # of the weights
 
     def __init__(self, name: str, own: dict[str, Array], units: int, examples: int):
         self.name, self.units, self.examples = name, units, examples
-        self.w = own["w"]
-        self.own_weights = own["w"].ndim > self.rank  # a leading axis over attacks
-        self.b = own.get("b")
+        self.w, self.b = own["w"], own.get("b")
+        self.own_weights = self.w.ndim > self.rank  # a leading axis over attacks
         kept = self.w.shape[:1] if self.own_weights else ()
         self.matrix = self.w.reshape(*kept, -1, units)
-
-    rank = 2
+        if self.own_weights:
+            self.matrix = self.per_block(self.matrix)
+            self.b = None if self.b is None else self.per_block(self.b)
 
     def lift(self, a: Array) -> Array:
         raise NotImplementedError
@@ -116,11 +122,19 @@ class _Linear:
         raise NotImplementedError
 
     def raised(self, z: Array) -> Array:
-        """Columns of outputs [attacks, units, columns] as activations."""
+        """Columns of outputs [blocks, units, columns] as activations."""
         raise NotImplementedError
 
     def columns(self, d: Array) -> Array:
         """Activations as columns of outputs."""
+        raise NotImplementedError
+
+    def per_block(self, value: Array) -> Array:
+        """[attacks, ...] -> [blocks, ...]."""
+        raise NotImplementedError
+
+    def per_attack(self, value: Array) -> Array:
+        """[blocks, ...] -> [attacks, ...], summed."""
         raise NotImplementedError
 
     def forward(self, a: Array) -> tuple[Array, Array]:
@@ -133,26 +147,25 @@ class _Linear:
     def gradient(self, h: Array, delta: Array) -> dict[str, Array]:
         d = self.columns(delta)
         shape = self.w.shape[1:] if self.own_weights else self.w.shape
-        # One column per attack: an outer product, which need not go through a matrix product.
+        # One column per block: an outer product, which need not go through a matrix product.
         w = h * _turn(d) if h.shape[-1] == 1 else h @ _turn(d)
-        found = {"w": w.reshape(-1, *shape)}
-        return found if self.b is None else {**found, "b": d.sum(axis=2)}
+        found = {"w": self.per_attack(w).reshape(-1, *shape)}
+        return found if self.b is None else {**found, "b": self.per_attack(d.sum(axis=2))}
 
     def backward(self, h: Array, delta: Array) -> Array:
         return self.lower(_product(self.matrix, self.columns(delta)))
 
     def moved(self, h: Array, move: Array | None, direction: Params) -> Array:
-        v = self._direction(direction)
-        out = _turn(v) @ h
+        out = _turn(self._direction(direction)) @ h
         if self.b is not None:
-            out = out + direction[self.name]["b"][:, :, None]
+            out = out + self.per_block(direction[self.name]["b"])[:, :, None]
         if move is not None:
             out = out + _product(_turn(self.matrix), self.lift(move))
         return self.raised(out)
 
     def turned(self, h: Array, delta: Array, move: Array | None, turn: Array, direction: Params) -> Array:
         v, d, t = self._direction(direction), self.columns(delta), self.columns(turn)
-        if d.shape[-1] == 1:
+        if d.shape[-1] < FEW:
             return self.lower(_product(self.matrix, t) + v @ d)
         # w·turn + v·δ as one product: the sum of two would write the columns twice.
         w = jnp.broadcast_to(self.matrix, v.shape)
@@ -160,11 +173,11 @@ class _Linear:
 
     def _direction(self, direction: Params) -> Array:
         v = direction[self.name]["w"]
-        return v.reshape(v.shape[0], -1, self.units)
+        return self.per_block(v.reshape(v.shape[0], -1, self.units))
 
 
 class _DenseStep(_Linear):
-    """Columns are examples; activations [attacks · examples, features]."""
+    """A block is an attack, its columns are the examples; activations [attacks · examples, features]."""
 
     def lift(self, a: Array) -> Array:
         return _turn(a.reshape(-1, self.examples, a.shape[-1]))
@@ -178,9 +191,15 @@ class _DenseStep(_Linear):
     def columns(self, d: Array) -> Array:
         return self.lift(d)
 
+    def per_block(self, value: Array) -> Array:
+        return value
+
+    def per_attack(self, value: Array) -> Array:
+        return value
+
 
 class _ConvStep(_Linear):
-    """Columns are positions of all examples; activations [attacks · examples, channels, height, width]."""
+    """A block is an example, its columns are the positions; activations [attacks · examples, channels, height, width]."""
 
     rank = 4
 
@@ -191,30 +210,22 @@ class _ConvStep(_Linear):
 
     def lift(self, a: Array) -> Array:
         self.inside = a.shape[1:]
-        return self._gather(unfold(self.conv, a))
+        return unfold(self.conv, a)
 
     def lower(self, h: Array) -> Array:
-        return fold(self.conv, self.inside, self._scatter(h))
+        return fold(self.conv, self.inside, h)
 
     def raised(self, z: Array) -> Array:
-        height, width = _sides(self.conv, self.inside)
-        return self._scatter(z).reshape(-1, self.units, height, width)
+        return z.reshape(*z.shape[:2], *_sides(self.conv, self.inside))
 
     def columns(self, d: Array) -> Array:
-        return self._gather(d.reshape(d.shape[0], self.units, -1))
+        return d.reshape(*d.shape[:2], -1)
 
-    def _gather(self, h: Array) -> Array:
-        """[attacks · examples, k, positions] -> [attacks, k, examples · positions]."""
-        if self.examples == 1:
-            return h
-        split = h.reshape(-1, self.examples, *h.shape[1:])
-        return split.swapaxes(1, 2).reshape(split.shape[0], h.shape[1], -1)
+    def per_block(self, value: Array) -> Array:
+        return value if self.examples == 1 else jnp.repeat(value, self.examples, axis=0)
 
-    def _scatter(self, h: Array) -> Array:
-        if self.examples == 1:
-            return h
-        split = h.reshape(*h.shape[:2], self.examples, -1).swapaxes(1, 2)
-        return split.reshape(-1, *split.shape[2:])
+    def per_attack(self, value: Array) -> Array:
+        return value if self.examples == 1 else value.reshape(-1, self.examples, *value.shape[1:]).sum(axis=1)
 
 
 @dataclass(frozen=True)
@@ -255,8 +266,8 @@ def _turn(a: Array) -> Array:
 
 
 def _product(w: Array, h: Array) -> Array:
-    """w @ h per attack; weights that all attacks share make one large product where columns are few."""
-    if w.ndim == 2 and h.shape[-1] < 16:
+    """w @ h per block; weights that all blocks share make one large product where columns are few."""
+    if w.ndim == 2 and h.shape[-1] < FEW:
         return jnp.einsum("ij,ajn->ain", w, h)
     return jnp.broadcast_to(w, (h.shape[0], *w.shape[-2:])) @ h
 

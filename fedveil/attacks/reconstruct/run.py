@@ -58,7 +58,7 @@ def reconstruct(
     `width` and `workers` (lanes in a block, blocks at a time) change the speed and nothing else. `progress` is called with
     the attacks that have ended and their number.
     """
-    with jax.enable_x64(precision == "float64"):
+    with jax.enable_x64(precision == "float64"), jax.default_matmul_precision("highest"):
         problem = pose(observation, settings)
         tries = settings.restarts + 1
         keys = [
@@ -74,7 +74,14 @@ def reconstruct(
         programs = crew.programs_for(problem, precision)
         compiled, started = programs.seconds, time.monotonic()
         ended = crew.run(
-            programs, shared, starts, jobs, width=width, workers=workers, progress=lambda n: progress(n, len(keys))
+            programs,
+            shared,
+            starts,
+            jobs,
+            settings,
+            width=width,
+            workers=workers,
+            progress=lambda n: progress(n, len(keys)),
         )
         compiling = programs.seconds - compiled
         seconds = time.monotonic() - started - compiling

@@ -1,0 +1,116 @@
+"""Gradient matching as it is publicly done: torch's L-BFGS with its defaults, one image after another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedveil.bench.peers import opacus
+from fedveil.models.layers import Conv, Dense, Params, Shape
+from fedveil.models.net import Net
+
+
+def missing() -> str:
+    """What is not installed, or the empty string."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        return str(error.name or error)
+    return ""
+
+
+def attacks(
+    net: Net, params: Params, x: np.ndarray, y: np.ndarray, starts: np.ndarray, iterations: int, device: str = "cpu"
+) -> Callable[[int], float]:
+    """A function that attacks image number so-and-so and says how many seconds it took.
+
+    x, starts [images, ...shape] as we hold them, y [images]. The label is known and the victim's gradient computed before
+    the clock starts. Threads: as many as make it fastest here, one or all. `device`: `cpu` or `cuda`.
+    """
+    import torch
+
+    model = sequential(net, params).to(device)
+    weights = list(model.parameters())
+
+    def attack(number: int, budget: int = iterations) -> float:
+        label = torch.tensor([int(y[number])], device=device)
+        seen = [g.detach() for g in _gradients(torch, model, weights, _first(torch, x[number]).to(device), label)]
+        dummy = _first(torch, starts[number]).to(device).requires_grad_()
+        optimizer = torch.optim.LBFGS([dummy])
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            found = _gradients(torch, model, weights, dummy, label, create_graph=True)
+            distance = sum(((a - b) ** 2).sum() for a, b in zip(found, seen, strict=True))
+            distance.backward()
+            return distance
+
+        started = time.perf_counter()
+        for _ in range(budget):
+            optimizer.step(closure)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        taken = time.perf_counter() - started
+        attack.found = _last(dummy)  # type: ignore[attr-defined]
+        return taken
+
+    _choose_threads(torch, attack)
+    return attack
+
+
+def sequential(net: Net, params: Params) -> Any:
+    """The same network in torch, with the same weights."""
+    import torch
+
+    model = opacus._sequential(net)
+    modules = iter(m for m in model if any(True for _ in m.parameters()))
+    shape: Shape = net.input_shape
+    image = shape
+    for layer in net.layers:
+        image = shape if len(shape) == 3 else image
+        if isinstance(layer, Conv | Dense):
+            module, own = (
+                next(modules),
+                {key: np.asarray(value, np.float32) for key, value in params[layer.name].items()},
+            )
+            w = own["w"]
+            if isinstance(layer, Conv):
+                w = w.transpose(3, 2, 0, 1)
+            else:  # torch flattens channels first
+                features = w.shape[0]
+                if features == int(np.prod(image)):
+                    w = w.reshape(*image, -1).transpose(2, 0, 1, 3).reshape(features, -1)
+                w = w.T
+            with torch.no_grad():
+                module.weight.copy_(torch.tensor(w.copy()))
+                if "b" in own:
+                    module.bias.copy_(torch.tensor(own["b"]))
+        shape = layer.out_shape(shape)
+    return model
+
+
+def _gradients(torch: Any, model: Any, weights: Any, x: Any, label: Any, create_graph: bool = False) -> Any:
+    loss = torch.nn.functional.cross_entropy(model(x), label)
+    return torch.autograd.grad(loss, weights, create_graph=create_graph)
+
+
+def _first(torch: Any, image: np.ndarray) -> Any:
+    """One image as a batch, channels first."""
+    return torch.tensor(np.moveaxis(image.astype(np.float32), -1, 0)[None].copy())
+
+
+def _last(image: Any) -> np.ndarray:
+    return np.moveaxis(image.detach().cpu().numpy()[0], 0, -1)
+
+
+def _choose_threads(torch: Any, attack: Callable[[int, int], float]) -> None:
+    every = torch.get_num_threads()
+    seconds = {}
+    for threads in (every, 1):
+        torch.set_num_threads(threads)
+        attack(0, 1)
+        seconds[threads] = attack(0, 1)
+    torch.set_num_threads(min(seconds, key=lambda threads: seconds[threads]))
