@@ -227,7 +227,10 @@ def _holding(defenses: Sequence[Defense], place: int, setting: Setting, lost_noi
     """
     defense, others = defenses[place], [d for p, d in enumerate(defenses) if p != place]
     after = defenses[place + 1 :]
+    # Whoever selects clients by their losses does so for every mechanism of the round.
+    chosen = any(d.reads_losses and d.fills("select") for d in defenses)
     for release in defense.events(setting):
+        release = replace(release, every_round=release.every_round or chosen)
         if release.adds_up:
             between = any(d.fills(stage) for d in others for stage in ("batch", "update", "upload"))
             plain = not between and not setting.late and not lost_noise
@@ -275,7 +278,10 @@ def _of_records(release: Release, setting: Setting, rounds: int) -> Iterator[Acc
             for adjacency in ADJACENCIES:
                 if adjacency == "add-remove" and (tap == "example" or setting.batching != "poisson"):
                     continue  # presence is visible, or one record more changes the batches of the others
-                assumptions = (*_assumes_records(setting, tap, unit, adjacency), *_assumes_sum(together, setting))
+                assumptions = (
+                    *_assumes_records(setting, release, tap, unit, adjacency),
+                    *_assumes_sum(together, setting),
+                )
                 for steps, known_by in _steps(setting, tap, adjacency, copies):
                     each = [replace(one, counts=part.counts, fails=part.fails, together=together) for one in steps]
                     yield Account(
@@ -456,8 +462,14 @@ def _why(release: Release, together: bool) -> str:
     return f"{noise} per {'local step' if release.uses == 'step' else 'round'}"
 
 
-def _assumes_records(setting: Setting, tap: str, unit: str, adjacency: str) -> tuple[str, ...]:
-    made = ["who takes part in a round may be known; it is drawn honestly, independently of data and results"]
+def _who(release: Release) -> str:
+    if release.every_round:
+        return "who takes part depends on private data: a participation in every round is counted"
+    return "who takes part in a round may be known; it is drawn honestly, independently of data and results"
+
+
+def _assumes_records(setting: Setting, release: Release, tap: str, unit: str, adjacency: str) -> tuple[str, ...]:
+    made = [_who(release)]
     if tap == "example":
         made.append("which record a gradient belongs to may be known")
     elif setting.batching == "poisson":
@@ -474,10 +486,7 @@ def _assumes_records(setting: Setting, tap: str, unit: str, adjacency: str) -> t
 
 
 def _assumes_clients(setting: Setting, release: Release, unit: str) -> tuple[str, ...]:
-    if release.every_round:
-        made = ["who takes part depends on private data: a participation in every round is counted"]
-    else:
-        made = ["who takes part in a round may be known; it is drawn honestly, independently of data and results"]
+    made = [_who(release)]
     if unit != "client":
         made.append(_FROM_CLIENT)
     if unit == "image" and setting.copies > 1:

@@ -469,6 +469,16 @@ def test_dpfl_counts_pure_budgets():
     assert any("losses" in line for line in chosen.assumptions)
 
 
+def test_selection_by_losses_takes_the_coins_from_every_mechanism():
+    """Fed-CDP's own account averages over participations; beside a defence that selects by losses it counts them all."""
+    where = setting(sampling="fixed", rounds=5, local_steps=2)
+    plain = ledger.certified([FedCDP()], where, 5, "client", "example", DELTA)
+    beside = ledger.certified([FedCDP(), DPFL(finetune=False)], where, 5, "client", "example", DELTA)
+    assert plain.certified and not beside.certified and beside.epsilon > 1.5 * plain.epsilon
+    known = Round(((1.0, 6.0 * math.sqrt(5)),), 2, 0.01, True)
+    assert beside.epsilon == pytest.approx(accountants.epsilon(((known, 5),), DELTA, "pld"), rel=1e-6)
+
+
 def test_server_noise_of_2dp_composes_only_where_it_stays():
     where = setting(sampling="fixed", batching="shuffle", aggregation="fedavg", rounds=10)
     same = TwoDP(server_noise_mode="same", server_noise=4.0)
