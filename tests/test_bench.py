@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedveil.bench.peers import opacus
+from fedveil.bench.peers import opacus, torch_nets
 
 
 def test_round_bench_in_small(monkeypatch):
@@ -32,7 +32,7 @@ def test_opacus_is_given_the_same_network():
     for case in bench.CASES.values():
         net = build(case.model, case.shape, case.classes)
         ours = sorted(int(a.size) for a in jax.tree.leaves(net.init(jax.random.key(0))))
-        assert sorted(p.numel() for p in opacus._sequential(net).parameters()) == ours
+        assert sorted(p.numel() for p in torch_nets.sequential(net).parameters()) == ours
 
 
 def test_bench_prints_json_and_refuses_unknown_suites(monkeypatch, tmp_path, fedveil_cli):

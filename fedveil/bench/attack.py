@@ -13,7 +13,6 @@ one image costs it the same whatever stands in line.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,6 +25,7 @@ from fedveil.attacks.observe import Observation
 from fedveil.attacks.reconstruct import inits
 from fedveil.attacks.reconstruct.run import reconstruct
 from fedveil.bench.peers import torch_attack
+from fedveil.bench.rows import row
 from fedveil.models.build import Choices, build
 from fedveil.models.layers import Array, Params
 from fedveil.models.net import Net
@@ -71,21 +71,8 @@ def run(
         ours, theirs = _ours(work, chosen), _theirs(work, chosen)
         ours(), theirs()  # the first turn compiles and warms up
         turns = [(ours(), theirs()) for _ in range(repeats)]
-        rows.append(_row(f"attack/{name}", [a for a, _ in turns], [b for _, b in turns]))
+        rows.append(row(f"attack/{name}", [a for a, _ in turns], [b for _, b in turns]))
     return rows
-
-
-def _row(name: str, ours: list[float], theirs: list[float]) -> dict[str, object]:
-    low, middle, high = statistics.quantiles([a / b for a, b in zip(ours, theirs, strict=True)], n=4)
-    return {
-        "name": name,
-        "ratio": middle,
-        "low": low,
-        "high": high,
-        "ours": statistics.median(ours),
-        "theirs": statistics.median(theirs),
-        "device": str(jax.devices()[0].device_kind),
-    }
 
 
 def _victims(case: Case, images: int) -> Work:

@@ -12,16 +12,15 @@ the figure is their median, with the quartiles beside it. A ratio is ours over t
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import jax
 import numpy as np
 
 from fedveil import api
 from fedveil.bench.peers import opacus
+from fedveil.bench.rows import row
 from fedveil.data.arrays import from_arrays
 from fedveil.data.dataset import Dataset
 from fedveil.models.build import build
@@ -69,21 +68,8 @@ def run(
         pairs = {"": ("private", "plain"), "/poisson": ("poisson", "private"), "/opacus": ("private", "opacus")}
         for tail, (ours, theirs) in pairs.items():
             if theirs in seconds:
-                rows.append(_row(f"round/{name}{tail}", seconds[ours], seconds[theirs], clients * steps))
+                rows.append(row(f"round/{name}{tail}", seconds[ours], seconds[theirs], clients * steps))
     return rows
-
-
-def _row(name: str, ours: list[float], theirs: list[float], work: int) -> dict[str, object]:
-    low, middle, high = statistics.quantiles([a / b for a, b in zip(ours, theirs, strict=True)], n=4)
-    return {
-        "name": name,
-        "ratio": middle,
-        "low": low,
-        "high": high,
-        "ours": statistics.median(ours) / work,
-        "theirs": statistics.median(theirs) / work,
-        "device": str(jax.devices()[0].device_kind),
-    }
 
 
 def _random_data(case: Case, clients: int) -> Dataset:

@@ -73,7 +73,8 @@ def epsilon(rounds: tuple[tuple[Round, int], ...], delta: float, accountant: str
         return None
     if any(_faint(one) for one, _ in rounds):
         return _rdp(rounds, left)
-    return _pld(rounds, left, _grid(_rdp([(_simpler(one), times) for one, times in rounds], left)))
+    found = _pld(rounds, left, _grid(_rdp([(_simpler(one), times) for one, times in rounds], left)))
+    return _rdp(rounds, left) if found is None else found  # where losses run off the grid
 
 
 # --- privacy loss distributions

@@ -122,7 +122,7 @@ def case(arguments, key, got, takes):
 
 NAMES_AND_TYPES = [
     case(settings("trian.rounds=3"), "trian", "{'rounds': 3}", "did you mean 'train'?"),
-    case(settings("quux.rounds=3"), "quux", "{'rounds': 3}", "takes one of: data, defense, model"),
+    case(settings("quux.rounds=3"), "quux", "{'rounds': 3}", "takes one of: attack, data, defense, model"),
     case(settings("train.roundz=3"), "train.roundz", "3", "did you mean 'rounds'?"),
     case(settings("train.local_step=3"), "train.local_step", "3", "did you mean 'local_steps'?"),
     case(settings("data.nam=digits"), "data.nam", "'digits'", "did you mean 'name'?"),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from fedveil.models.layers import Activation, Conv, Dense, Flatten, Layer, Pool, Shape
+from fedveil.bench.peers.torch_nets import sequential
 from fedveil.models.net import Net
 
 
@@ -36,7 +35,7 @@ def private_steps(
     # Images come channels first there.
     inputs = torch.tensor(np.moveaxis(x, -1, 1).copy() if x.ndim == 4 else x)
     labels = torch.tensor(y.astype(np.int64))
-    model = GradSampleModule(_sequential(net))
+    model = GradSampleModule(sequential(net))
     plain = torch.optim.SGD(model.parameters(), lr=lr)
     bounds = [clip] * sum(1 for _ in model.parameters())
     optimizer = DPPerLayerOptimizer(plain, noise_multiplier=noise, max_grad_norm=bounds, expected_batch_size=batch)
@@ -55,30 +54,3 @@ def private_steps(
         return time.perf_counter() - started
 
     return steps
-
-
-def _sequential(net: Net) -> Any:
-    """The same network in torch. Only the layers that the benchmarked models have."""
-    import torch
-
-    made, shape = [], net.input_shape
-    for layer in net.layers:
-        made.append(_module(torch, layer, shape))
-        shape = layer.out_shape(shape)
-    return torch.nn.Sequential(*made)
-
-
-def _module(torch: Any, layer: Layer, shape: Shape) -> Any:
-    nn = torch.nn
-    match layer:
-        case Conv():
-            return nn.Conv2d(shape[-1], layer.channels, layer.kernel, layer.stride, layer.padding, bias=layer.bias)
-        case Dense():
-            return nn.Linear(shape[0], layer.units, bias=layer.bias)
-        case Pool():
-            return nn.MaxPool2d(2) if layer.kind == "max" else nn.AvgPool2d(2)
-        case Activation():
-            return {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}[layer.kind]()
-        case Flatten():
-            return nn.Flatten()
-    raise TypeError(f"no torch module is known for {type(layer).__name__}")

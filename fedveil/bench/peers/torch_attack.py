@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.bench.peers import opacus
+from fedveil.bench.peers import torch_nets
 from fedveil.models.layers import Conv, Dense, Params, Shape
 from fedveil.models.net import Net
 
@@ -65,7 +65,7 @@ def sequential(net: Net, params: Params) -> Any:
     """The same network in torch, with the same weights."""
     import torch
 
-    model = opacus._sequential(net)
+    model = torch_nets.sequential(net)
     modules = iter(m for m in model if any(True for _ in m.parameters()))
     shape: Shape = net.input_shape
     image = shape
