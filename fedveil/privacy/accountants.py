@@ -32,7 +32,7 @@ Mixture = tuple[tuple[float, float], ...]  # (probability, value), probabilities
 Terms = tuple[tuple[float, int], ...]  # (probability, times the unit's bound)
 ALWAYS: Mixture = ((1.0, 1.0),)
 
-ORDERS = (1.1, 1.25, *(x / 2 for x in range(3, 20)), *range(10, 32), *range(32, 65, 4), 80, 96, 128, 192, 256, 512)
+ORDERS = (1.25, 1.5, 2, 2.5, *range(3, 32), *range(32, 65, 8), 80, 96, 128, 192, 256, 512)
 TAIL = 1e-13  # probability of an outcome that is not worked out but counted as a failure (added to δ)
 
 
@@ -163,6 +163,11 @@ def _noisy(one: Round, z: float, count: int, grid: float) -> Any:
 def _gaussian_sum(z: float, inside: Terms, grid: float) -> Any:
     """A sum with Gaussian noise to which the unit adds j times its bound with probability p_j, which nobody sees."""
     return _two_mixtures(z, inside, ((1.0, 0),), grid)
+
+
+def sampled_gaussian(z: float, rate: float, grid: float) -> Any:
+    """The privacy loss of one Poisson-sampled Gaussian, add/remove."""
+    return _gaussian_sum(z, ((1.0 - rate, 0), (rate, 1)), grid)
 
 
 def _swapped(z: float, rate: float, grid: float) -> Any:

@@ -24,12 +24,12 @@ from typing import Any
 
 from fedveil.defenses.base import Defense, Setting
 from fedveil.lazy import Lazy
+from fedveil.privacy import accountants
 
 np: Any = Lazy("numpy")
 special: Any = Lazy("scipy.special")
 stats: Any = Lazy("scipy.stats")
 dp: Any = Lazy("dp_accounting")
-plds: Any = Lazy("dp_accounting.pld.privacy_loss_distribution")
 rdps: Any = Lazy("dp_accounting.rdp.rdp_privacy_accountant")
 
 MOMENT_ORDERS = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *range(5, 64), 128, 256, 512)
@@ -105,7 +105,7 @@ def moments_pld(sigma: float, rate: float, steps: int, delta: float) -> float | 
     """The same sampled Gaussian steps, as many as were made, by privacy loss distributions."""
     rough = moments(sigma, rate, steps, delta)
     grid = 1e-4 if rough is None else float(np.clip(rough / 6000, 1e-6, 1e-2))
-    one = plds.from_gaussian_mechanism(standard_deviation=sigma, sampling_prob=rate, value_discretization_interval=grid)
+    one = accountants.sampled_gaussian(sigma, rate, grid)
     return _finite(one.self_compose(steps).get_epsilon_for_delta(delta))
 
 
