@@ -147,6 +147,16 @@ class RunFolder:
         savez: Callable[..., None] = np.savez
         write_atomic(self.checkpoint, lambda file: savez(file, **arrays))
 
+    def checkpoint_round(self) -> int:
+        """Rounds behind the checkpoint; 0 where there is none. `run.json` lags behind where a run was killed."""
+        if not self.checkpoint.exists():
+            return 0
+        try:
+            with np.load(self.checkpoint) as stored:
+                return int(stored["#round"])
+        except Exception as error:
+            raise RunError(f"{self.checkpoint} is damaged ({error}): delete it to start this run anew") from None
+
     def restore(self, like: Tree) -> Checkpoint | None:
         """The checkpoint, its state in the shape of `like`; None where there is none yet."""
         if not self.checkpoint.exists():

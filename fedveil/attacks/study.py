@@ -52,7 +52,6 @@ class Study:
     tap: str
     round: int
     groups: tuple[Group, ...]
-    seconds: float
     compile_seconds: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -90,7 +89,6 @@ def run(
         asked.tap,
         number,
         tuple(groups),
-        sum(r.seconds for r in done),
         sum(r.compile_seconds for r in done),
     )
 

@@ -56,11 +56,10 @@ def _config(file: str | None, settings: list[str], run: str | None) -> tuple[Con
     if others:
         raise ConfigError("-s", others[0], "a run has its own config: only attack.key=value can be set")
     folder = RunFolder.open(Path(run))
-    info = folder.read_info()
-    if info.get("own_model"):
+    if folder.read_info().get("own_model"):
         raise ConfigError("--run", run, "was trained with a model of its own: attack it from Python")
     config = load(folder.config, settings)
-    done = int(info.get("rounds_done", 0))
+    done = folder.checkpoint_round()
     number = done if config.attack.round is None else config.attack.round
     if number not in (0, done):
         takes = f"a run keeps its start and its last checkpoint: attack round 0 or {done}"
@@ -95,6 +94,14 @@ def _own_gradients(config: Config, path: Path, pictures: str | None, json: bool)
     from fedveil.config import resolve
 
     info = DATASETS[config.data.name]
+    for key in sorted({"tap", "images", "round", "rule"} & config.attack.model_fields_set):
+        takes = (
+            "is not read with --gradients, where all that the file holds is attacked and nothing scored: leave it out"
+        )
+        raise ConfigError(f"attack.{key}", getattr(config.attack, key), takes)
+    names = [d["name"] for d in config.defense]
+    if names != ["none"]:
+        raise ConfigError("defense", names, "the gradients of a file are as they were seen: leave it out")
     if config.attack.label == "given":
         raise ConfigError("attack.label", "given", "a file of gradients holds no labels: take 'infer' or 'joint'")
     config = resolve(config, trainable=False)

@@ -138,9 +138,10 @@ def _read(file: str | None, settings: list[str]) -> tuple[Config, int | None, in
     run = RunFolder.open(Path(file))
     if settings:
         raise ConfigError("-s", settings[0], "a run has its own config: leave out -s, or give its config.toml")
-    info = run.read_info()
-    dropped = sum(int(row.get("not_finite", 0)) for row in run.read_metrics())
-    return load(run.config), int(info.get("rounds_done", 0)), dropped
+    shown = run.read_metrics()
+    dropped = sum(int(row.get("not_finite", 0)) for row in shown)
+    # Metrics are written before the checkpoint that holds their round: whatever any file shows is accounted for.
+    return load(run.config), max(len(shown), run.checkpoint_round()), dropped
 
 
 def _rounds(text: str | None) -> list[int]:

@@ -27,7 +27,6 @@ pmfs: Any = Lazy("dp_accounting.pld.pld_pmf")
 plds: Any = Lazy("dp_accounting.pld.privacy_loss_distribution")
 rdps: Any = Lazy("dp_accounting.rdp.rdp_privacy_accountant")
 
-Adjacency = Literal["add-remove", "zero-out", "replace"]
 Mixture = tuple[tuple[float, float], ...]  # (probability, value), probabilities add up to one
 Terms = tuple[tuple[float, int], ...]  # (probability, times the unit's bound)
 ALWAYS: Mixture = ((1.0, 1.0),)

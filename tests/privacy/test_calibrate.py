@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from fedveil.assemble import plan, prepare
@@ -121,6 +122,9 @@ def test_a_budget_stops_before_it_is_exceeded_killed_and_resumed_or_not(fedveil_
         assert process.poll() is None
     process.send_signal(signal.SIGKILL)
     process.wait()
+    killed = json.loads(fedveil_cli("ledger", run, "--json", "--accountant", "pld", cwd=tmp_path).out)
+    with np.load(run / "checkpoint.npz") as stored:  # run.json still says 0
+        assert killed[0]["rounds"] >= int(stored["#round"]) >= 1
     resumed = json.loads(fedveil_cli("train", "--resume", run, "--json", cwd=tmp_path).out)
     assert resumed["rounds"] == 15 and resumed["stopped"] == whole["stopped"]
     account = json.loads(fedveil_cli("ledger", run, "--json", "--accountant", "pld", cwd=tmp_path).out)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedveil.defenses.base import Defense, Setting
+from fedveil.privacy import accountants
+from fedveil.privacy.accountants import Round
 from fedveil.privacy.audit.stage import Stage, shows_sums
 from fedveil.privacy.events import CHAIN, Release
 from fedveil.rounds.client import Task
@@ -69,14 +71,9 @@ def certificate(defenses: Sequence[Defense], played: Stage, delta: float) -> Cer
 
 
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
-    """ε of a Gaussian mechanism (PLD)."""
-    import dp_accounting
-    from dp_accounting.pld import PLDAccountant
-
-    # The grid of losses grows with the losses, ε ≈ 1/z² where z is small: else the account would take minutes.
-    accountant = PLDAccountant(value_discretization_interval=1e-4 * max(1.0, 1.0 / multiplier**2))
-    accountant.compose(dp_accounting.GaussianDpEvent(multiplier))
-    return float(accountant.get_epsilon(delta))
+    """ε of a Gaussian mechanism, by the ledger's own accountant."""
+    found = accountants.epsilon(((Round(((1.0, multiplier),)), 1),), delta, "pld")
+    return math.inf if found is None else found
 
 
 def taps_to_audit(defenses: Sequence[Defense], setting: Setting, unit: str) -> list[str]:
