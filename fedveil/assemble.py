@@ -119,7 +119,7 @@ def plan(config: Config) -> Plan:
     data = config.data
     info = DATASETS[data.name]
     examples = info.train_size(data.split)
-    if examples is not None and data.partition in LABEL_FREE:
+    if examples is not None and data.partition in LABEL_FREE and not data.label_sets:
         shape, classes, labels = info.shape, info.classes, np.arange(examples) % info.classes
     else:
         dataset = _load(config, 0.0)
@@ -142,6 +142,7 @@ def _partition(config: Config, labels: np.ndarray, classes: int) -> Partition:
         alpha=data.alpha,
         seed=config.train.seed,
         classes=classes,
+        label_sets=data.label_sets,
     )
 
 

@@ -21,10 +21,11 @@ from pydantic import (
     model_validator,
 )
 
-from fedveil.attacks.catalog import ALIASES, ATTACKS, DISTANCES, LABELS, READINGS
+from fedveil.attacks.catalog import ALIASES, ATTACKS, DISTANCES, LABELS, READINGS, inference_settings
 from fedveil.attacks.catalog import INITS as INITS_OF_ATTACKS
 from fedveil.attacks.catalog import OPTIMIZERS as ATTACK_OPTIMIZERS
 from fedveil.attacks.catalog import settings as attack_settings
+from fedveil.attacks.seats import INFERENCE, SEATS
 from fedveil.data.catalog import DATASETS
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.split import SPLITS
@@ -56,6 +57,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "train.weights": ("uniform", "size"),
     "attack.name": tuple(ATTACKS),
     "attack.tap": tuple(TAPS),
+    "attack.seat": tuple(SEATS),
     "attack.init": (*INITS_OF_ATTACKS, *ALIASES),
     "attack.distance": tuple(DISTANCES),
     "attack.optimizer": tuple(ATTACK_OPTIMIZERS),
@@ -82,6 +84,11 @@ class DataConfig(Section):
     per_client: int | None = Field(None, ge=1, description="examples per client, N_i (by dataset)")
     classes_per_client: int | None = Field(None, ge=1, description="classes or shards per client (2; LFW 15)")
     alpha: float = Field(0.5, gt=0, description="Dirichlet concentration, for dirichlet and quantity")
+    label_sets: list[list[int]] | None = Field(
+        None,
+        min_length=1,
+        description="classes of the first clients, one list for each; the others follow the partition",
+    )
     min_images: Literal[14, 20] = Field(20, description="LFW: people with at least so many images")
     size: Literal[32, 64, 128] = Field(32, description="LFW: pixels per side")
     split: str = Field("fed-cdp", description="whose split: fed-cdp (validation), cpl (test), dpfl (test less public)")
@@ -168,16 +175,16 @@ class AttackConfig(Section):
     """`[attack]`: who attacks what a tap shows, and how. What is left out is the attack's own default."""
 
     name: str = Field("cpl", description="attack")
-    tap: str = Field("client", description="where the attacker stands: example, batch, client, server")
+    tap: str | None = Field(None, description="where the attacker stands (client; for inference by seat)")
     images: int = Field(16, ge=1, le=100_000, description="how many gradients are attacked, from the first clients on")
-    seeds: int = Field(1, ge=1, le=10_000, description="times that each is attacked, from other starts")
+    seeds: int = Field(1, ge=1, le=10_000, description="starts of each attack; for inference, federations attacked")
     round: int | None = Field(None, ge=0, description="the round that is attacked (0, or where the run stands)")
     rule: str | None = Field(
         None, description="success: ssim (images), mse (attributes), or distance (the paper's own)"
     )
     init: str | None = Field(None, description="start (patterned-2x2; random-normal for dlg, idlg, inverting)")
     file: str | None = Field(None, description="with init = file: a picture, or an .npy array")
-    distance: str | None = Field(None, description="l2 or cosine (by attack)")
+    distance: str | None = Field(None, description="l2, cosine, cosine-layers or entropy (by attack)")
     optimizer: str | None = Field(None, description="lbfgs, adam, sgd, momentum, adagrad (by attack)")
     lr: float | None = Field(None, gt=0, description="step length (1 for lbfgs, else 0.1)")
     iterations: int | None = Field(None, ge=1, le=10_000_000, description="attack iterations (300; inverting 4800)")
@@ -191,10 +198,26 @@ class AttackConfig(Section):
     box: bool | None = Field(None, description="keep inputs in their range at every step")
     restarts: int | None = Field(None, ge=0, le=1000, description="further starts, of which the best is kept (0)")
     reading: str | None = Field(None, description="simple or simulated: what an update of several steps is taken for")
+    seat: str | None = Field(None, description="inference: passive-local, passive-global or active (by attack)")
+    attacker: int | None = Field(None, ge=0, description="the client that attacks, where the seat is a client's (0)")
+    victim: int | None = Field(None, ge=0, description="the client that is attacked (1)")
+    classes: list[int] | None = Field(None, min_length=1, description="inversion: classes to recover (the victim's)")
+    method: str | None = Field(None, description="inversion: ascent, or closed (logistic regression)")
+    records: int | None = Field(None, ge=2, le=1_000_000, description="membership: records that are asked about")
+    shadows: int | None = Field(None, ge=1, le=10_000, description="membership: shadow federations that are trained")
+    trait: str | None = Field(None, description="melis: class:N, or column:NAME of attribute data")
+
+    @property
+    def at(self) -> str:
+        """The tap of a reconstruction."""
+        return self.tap or "client"
 
     def given(self) -> dict[str, Any]:
         """The keys of the attack itself that were set."""
-        bench = ("name", "tap", "images", "seeds", "round", "rule")
+        if self.name in INFERENCE:
+            bench: tuple[str, ...] = ("name", "seeds", "round", "images", "rule")
+        else:
+            bench = ("name", "tap", "images", "seeds", "round", "rule")
         return {key: value for key, value in self.model_dump().items() if key not in bench and value is not None}
 
 
@@ -310,7 +333,8 @@ def from_dict(document: dict[str, Any]) -> Config:
         raise ConfigError("speed.chunk", chunk, CHUNK_TAKES)
     if any(not 1 <= width <= 65_536 for width in config.model.hidden):
         raise ConfigError("model.hidden", config.model.hidden, "takes widths of 1 or more, up to 65536: [64, 32], say")
-    attack_settings(config.attack.name, **config.attack.given())
+    check = inference_settings if config.attack.name in INFERENCE else attack_settings
+    check(config.attack.name, **config.attack.given())
     make_all(config.defense)
     return config
 

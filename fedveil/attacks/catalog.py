@@ -1,4 +1,4 @@
-"""The table of reconstruction attacks, and their settings. Cheap to import: no JAX."""
+"""The table of attacks, and the settings of those that reconstruct. Cheap to import: no JAX."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedveil.attacks.seats import INFERENCE, Inference
 from fedveil.errors import ConfigError, did_you_mean, unknown_name
 
 INITS: dict[str, str] = {
@@ -28,6 +29,8 @@ ALIASES = {"patterned": "patterned-2x2"}
 DISTANCES: dict[str, str] = {
     "l2": "squared L2 distance of all gradients",
     "cosine": "one minus the cosine of all gradients taken as one vector",
+    "cosine-layers": "one minus the cosine of each layer's gradient, summed: sees through a clip of single layers",
+    "entropy": "Kullback-Leibler divergence of the gradients' softmax",
 }
 OPTIMIZERS: dict[str, str] = {
     "lbfgs": "L-BFGS without line search, 20 steps to an iteration",
@@ -79,6 +82,7 @@ class AttackInfo:
     keys: tuple[str, ...]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     taps: tuple[str, ...] = ("example", "batch", "client", "server")
+    seats: tuple[str, ...] = ()  # of an inference attack; a reconstruction stands at a tap and needs no more
 
 
 _MATCHING = (
@@ -133,18 +137,16 @@ ATTACKS: dict[str, AttackInfo] = {
             },
         ),
         AttackInfo("aono", "a fully connected first layer, solved in closed form (Aono et al. 2017)", ()),
+        *(AttackInfo(i.name, i.summary, i.keys, i.defaults, i.taps, i.seats) for i in INFERENCE.values()),
     )
 }
 
 
 def settings(name: str = "cpl", **given: Any) -> Settings:
-    """The settings of the attack called `name`, its defaults changed by what is given; checked."""
-    if name not in ATTACKS:
-        raise unknown_name("attack.name", name, ATTACKS)
-    info = ATTACKS[name]
-    for key, value in given.items():
-        if key not in info.keys:
-            raise ConfigError(f"attack.{key}", value, f"{name} has no such key; " + did_you_mean(key, info.keys))
+    """The settings of the reconstruction called `name`, its defaults changed by what is given; checked."""
+    if name in INFERENCE:
+        raise ConfigError("attack.name", name, "infers and does not reconstruct: use `inference_settings`")
+    info = _info(name, given)
     chosen = {**info.defaults, **given}
     if "init" in chosen:
         chosen["init"] = ALIASES.get(chosen["init"], chosen["init"])
@@ -153,6 +155,27 @@ def settings(name: str = "cpl", **given: Any) -> Settings:
     made = Settings(name=name, **chosen)
     _check(made)
     return made
+
+
+def inference_settings(name: str, **given: Any) -> Inference:
+    """The settings of the inference attack called `name`, its defaults changed by what is given; checked."""
+    info = _info(name, given)
+    if not info.seats:
+        raise ConfigError("attack.name", name, "reconstructs and does not infer: use `settings`")
+    made = Inference(name=name, **{**info.defaults, **given})
+    made.check()
+    return made
+
+
+def _info(name: str, given: Mapping[str, Any]) -> AttackInfo:
+    """The attack's entry; refuses keys that it does not read."""
+    if name not in ATTACKS:
+        raise unknown_name("attack.name", name, ATTACKS)
+    info = ATTACKS[name]
+    for key, value in given.items():
+        if key not in info.keys:
+            raise ConfigError(f"attack.{key}", value, f"{name} has no such key; " + did_you_mean(key, info.keys))
+    return info
 
 
 def _check(made: Settings) -> None:

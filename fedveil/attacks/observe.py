@@ -102,30 +102,23 @@ def from_tap(
     if tap in ("client", "server") and task.optimizer != "sgd":
         raise RunError(f"attack.tap: an update made by {task.optimizer} is no sum of gradients; attack the tap 'batch'")
     lr = simulator.schedule.at(number)
-    seen, received = [], []
-    for client in clients:
-        values = simulator.observe(state, number, int(client), frozenset({tap, "broadcast"}))
-        received.append(values["broadcast"])
-        seen.append(
-            _as_gradients(tap, values, lr, task.setting.aggregation, len(drawn_rows(federation, number, client)))
-        )
-    behind = [_sizes(tap, drawn_rows(federation, number, client)) for client in clients]
+    drawn = [drawn_rows(federation, number, client) for client in clients]
+    behind = [_sizes(tap, batches) for batches in drawn]
     if len(set(behind)) > 1:
         raise RunError("attack.clients: their batches have different sizes; attack them one after another")
-    gradients = jax.tree.map(lambda *each: np.concatenate(each), *seen)
-    counts = [len(jax.tree.leaves(tree)[0]) for tree in seen]
-    own = any(not _same(tree, received[0]) for tree in received[1:])
-    params = received[0]
-    if own:
-        repeated = [tree for tree, count in zip(received, counts, strict=True) for _ in range(count)]
-        params = jax.tree.map(lambda *each: np.stack(each), *repeated)
+    values = simulator.observe_many(state, number, [int(c) for c in clients], frozenset({tap, "broadcast"}))
+    gradients = _as_gradients(tap, values, lr, task.setting.aggregation, len(drawn[0]))
+    count = behind[0][0] if tap == "example" else 1
+    received = values["broadcast"]
+    own = any(not (a == a[:1]).all() for a in jax.tree.leaves(received))
+    params = jax.tree.map(lambda a: np.repeat(a, count, axis=0) if own else a[0], received)
     order = _order(behind[0]) if tap in ("client", "server") else None
-    more.setdefault("span", _span(federation))
+    more.setdefault("span", span_of(federation))
     return Observation(
         task.model,
         params,
         gradients,
-        ids=np.concatenate([_ids(tap, client, count) for client, count in zip(clients, counts, strict=True)]),
+        ids=np.concatenate([_ids(tap, client, count) for client in clients]),
         shape=federation.dataset.shape,
         classes=federation.dataset.classes,
         examples=1 if tap == "example" else sum(behind[0]),
@@ -147,7 +140,7 @@ def drawn_rows(federation: Federation, number: int, client: int) -> list[np.ndar
     return [rows[positions] for positions in drawn]
 
 
-def _span(federation: Federation) -> tuple[float, float] | None:
+def span_of(federation: Federation) -> tuple[float, float] | None:
     """The range that inputs are known to have: [0, 1] for pixels and for one-hot attributes; of your own numbers, none."""
     data = federation.dataset
     named = federation.config.data.name != "file"
@@ -160,15 +153,15 @@ def _sizes(tap: str, batches: list[np.ndarray]) -> tuple[int, ...]:
 
 
 def _as_gradients(tap: str, values: dict[str, Tree], lr: float, aggregation: str, steps: int) -> Tree:
-    """Gradients with a leading axis over the attacks."""
+    """Gradients with a leading axis over the attacks; values have one over the clients."""
     if tap == "example":
-        return values[tap][0]
+        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), values[tap][0])
     if tap == "batch":
-        return jax.tree.map(lambda a: a[None], values[tap][0])
+        return values[tap][0]
     update = values[tap]
     if tap == "server" and aggregation == "fedavg":
         update = jax.tree.map(np.subtract, update, values["broadcast"])
-    return jax.tree.map(lambda a: a[None], from_update(update, lr, steps))
+    return from_update(update, lr, steps)
 
 
 def _ids(tap: str, client: int, count: int) -> np.ndarray:
@@ -182,7 +175,3 @@ def _order(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
         return None
     starts = np.cumsum((0, *sizes[:-1]))
     return tuple(tuple(range(start, start + size)) for start, size in zip(starts.tolist(), sizes, strict=True))
-
-
-def _same(a: Tree, b: Tree) -> bool:
-    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))

@@ -86,7 +86,7 @@ def run(
     done = [group.reconstruction for group in groups]
     return Study(
         settings,
-        asked.tap,
+        asked.at,
         number,
         tuple(groups),
         sum(r.compile_seconds for r in done),
@@ -96,9 +96,9 @@ def run(
 def check_tap(asked: AttackConfig) -> None:
     """Refuses a tap at which this attack finds nothing to work on, and says what is missing."""
     taps = ATTACKS[asked.name].taps
-    if asked.tap not in taps:
+    if asked.at not in taps:
         takes = f"{asked.name} needs the gradient or update of single clients, which is seen at {', '.join(taps)}"
-        raise ConfigError("attack.tap", asked.tap, f"{takes}; the models that go out show only their sum")
+        raise ConfigError("attack.tap", asked.at, f"{takes}; the models that go out show only their sum")
 
 
 def _victims(federation: Federation, number: int, asked: AttackConfig) -> list[list[int]]:
@@ -107,11 +107,11 @@ def _victims(federation: Federation, number: int, asked: AttackConfig) -> list[l
     found = 0
     for client in range(federation.partition.clients):
         batches = drawn_rows(federation, number, client)
-        sizes = tuple(len(b) for b in (batches if asked.tap in ("client", "server") else batches[:1]))
+        sizes = tuple(len(b) for b in (batches if asked.at in ("client", "server") else batches[:1]))
         if not any(sizes):
             continue
         groups[sizes].append(client)
-        found += sizes[0] if asked.tap == "example" else 1
+        found += sizes[0] if asked.at == "example" else 1
         if found >= asked.images:
             return list(groups.values())
     short = f"takes at most {found} here: more clients (data.clients) have more"
@@ -132,7 +132,7 @@ def _attack_group(
     total: int,
 ) -> Group:
     """Observes, attacks and scores some clients."""
-    x, y = truth.of_tap(federation, number, clients, asked.tap)
+    x, y = truth.of_tap(federation, number, clients, asked.at)
     x, y = x[:most], y[:most]
     granted: dict[str, Any] = {}
     if settings.init.startswith("optimal"):
@@ -140,7 +140,7 @@ def _attack_group(
         granted["insider"] = Insider(held.x.astype(np.float64) * federation.dataset.scale, held.y)
     if federation.config.data.partition == "classes":
         granted["held_classes"] = federation.config.data.classes_per_client
-    observation = _first(from_tap(federation, state, number, clients, asked.tap, **granted), most)
+    observation = _first(from_tap(federation, state, number, clients, asked.at, **granted), most)
     if settings.label == "given":
         observation = replace(observation, known_labels=y)
     done = attack(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fedveil.attacks.seats import INFERENCE
 from fedveil.cli import show
 from fedveil.config import Config, for_attack, load
 from fedveil.data.catalog import DATASETS
@@ -22,6 +23,9 @@ def run_attack(
         return
     config, number = _config(file, settings, run)
     folder = _folder(pictures)
+    if config.attack.name in INFERENCE:
+        _infer(config, run, folder, json)
+        return
     from fedveil.assemble import prepare
     from fedveil.attacks import study
 
@@ -39,10 +43,43 @@ def run_attack(
     _print(document)
 
 
+def _infer(config: Config, run: str | None, folder: Path | None, json: bool) -> None:
+    """An inference attack trains what it attacks: of a run, the same federation again, which its keyed draws make equal."""
+    from fedveil.attacks.inference.run import run as infer
+
+    with show.Counter("rounds") as counter:
+        done = infer(config, counter)
+    document = {**done.document, "defense": [d["name"] for d in config.defense], "run": run}
+    if folder is not None:
+        document["pictures"] = _draw_inference(done, folder)
+    if json:
+        show.print_json(document)
+        return
+    _print(document)
+
+
+def _draw_inference(done: Any, folder: Path) -> list[str]:
+    from fedveil.attacks.pictures import write_grid
+    from fedveil.report.charts import roc_chart, write_svg
+
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    if done.pictures:
+        write_grid(folder / "grid.png", list(done.pictures))
+        made.append(str(folder / "grid.png"))
+    if done.curves:
+        write_svg(folder / "roc.svg", roc_chart(done.curves, title="ROC"))
+        made.append(str(folder / "roc.svg"))
+    return made
+
+
 def _config(file: str | None, settings: list[str], run: str | None) -> tuple[Config, int]:
     """The config to attack and the round."""
     if run is None:
-        config = for_attack(load(file, settings))
+        config = load(file, settings)
+        if config.attack.name in INFERENCE:
+            return config, 0
+        config = for_attack(config)
         if config.attack.round and not DATASETS[config.data.name].trainable:
             raise ConfigError("attack.round", config.attack.round, "this dataset cannot be trained on: attack round 0")
         return config, config.attack.round or 0
@@ -59,6 +96,8 @@ def _config(file: str | None, settings: list[str], run: str | None) -> tuple[Con
     if folder.read_info().get("own_model"):
         raise ConfigError("--run", run, "was trained with a model of its own: attack it from Python")
     config = load(folder.config, settings)
+    if config.attack.name in INFERENCE:
+        return config, 0
     done = folder.checkpoint_round()
     number = done if config.attack.round is None else config.attack.round
     if number not in (0, done):

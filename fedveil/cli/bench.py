@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedveil.cli import show
 from fedveil.errors import unknown_name
 
-SUITES = ("round", "attack")
+SUITES = ("round", "attack", "shadows")
 
 
 def run_bench(suite: str, repeats: int, json: bool) -> None:
@@ -17,6 +17,11 @@ def run_bench(suite: str, repeats: int, json: bool) -> None:
 
         title = "seconds per client and local iteration; ratio = ours / theirs"
         rows = bench_round.run(repeats=repeats, progress=show.note)
+    elif suite == "shadows":
+        from fedveil.bench import shadows as bench_shadows
+
+        title = "seconds per shadow federation; ratio = in a batch / alone"
+        rows = bench_shadows.run(repeats=repeats, progress=show.note)
     else:
         from fedveil.bench import attack as bench_attack
 

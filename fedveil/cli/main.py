@@ -156,12 +156,32 @@ def list_names(
     run_list(kind, json)
 
 
+@app.command("reproduce")
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="PAPER/table-N, PAPER/fig-N, a paper, or all; without it, the list.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full/--quick", help="The paper's size, or one for two cores.")] = False,
+    cells: Annotated[str | None, typer.Option("--cells", help="Folder of measured cells, to go on with.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", min=0.0, help="Begin no new cell after so many minutes.")
+    ] = None,
+    out: Annotated[str | None, typer.Option("--out", help="Folder for the figures, as SVG.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure a table or figure of the papers, and set it beside what was published."""
+    from fedveil.cli.reproduce import run_reproduce
+
+    run_reproduce(name, full, cells, minutes, out, json)
+
+
 @app.command("bench")
 def bench(
     suite: Annotated[
         str,
         typer.Argument(
-            help="round: the cost of privacy per local iteration; attack: a batch of attacks against one at a time."
+            help="round: the cost of privacy per local iteration; attack: a batch of attacks against one at a time; "
+            "shadows: a batch of shadow federations against one alone."
         ),
     ] = "round",
     repeats: Annotated[int, typer.Option("--repeats", min=3, max=1000, help="Turns of each side.")] = 7,

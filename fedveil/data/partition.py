@@ -6,7 +6,7 @@ Every draw comes from a generator keyed by (seed, partition), so that the same c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,17 +84,64 @@ def make_partition(
     alpha: float = 0.5,
     seed: int = 0,
     classes: int | None = None,
+    label_sets: Sequence[Sequence[int]] | None = None,
 ) -> Partition:
-    """Hand the examples with these labels out to so many clients. Keys that the partition does not read are ignored."""
+    """Hand the examples with these labels out to so many clients. Keys that the partition does not read are ignored.
+
+    With `label_sets` the first clients hold examples of these classes alone, which no other client has.
+    """
     if name not in PARTITIONS:
         raise unknown_name("data.partition", name, PARTITIONS)
     labels = np.asarray(labels)
     info = PARTITIONS[name]
     classes = int(labels.max()) + 1 if classes is None else classes
+    if label_sets:
+        width = per_client or max(1, len(labels) // clients)
+        first, rest = _chosen(labels, label_sets, width, clients, classes, _generator(seed, 0x736574))
+        others = make_partition(
+            name, labels[rest], clients=clients - len(first), per_client=per_client,
+            classes_per_client=classes_per_client, alpha=alpha, seed=seed, classes=classes,
+        )  # fmt: skip
+        return _in_front(first, rest, others)
     rng = _generator(seed, list(PARTITIONS).index(name))
     request = Request(labels, clients, per_client, classes_per_client, alpha, classes, rng)
     _check(request, info.keys)
     return info.make(request)
+
+
+def _chosen(
+    labels: np.ndarray,
+    sets: Sequence[Sequence[int]],
+    width: int,
+    clients: int,
+    classes: int,
+    rng: np.random.Generator,
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """For each set of classes `width` examples of them, none twice; and all examples that are left."""
+    if len(sets) >= clients:
+        takes = f"takes fewer sets than data.clients = {clients}: the others follow the partition"
+        raise ConfigError("data.label_sets", [list(s) for s in sets], takes)
+    free = np.ones(len(labels), bool)
+    first = []
+    for wanted in sets:
+        if not len(wanted) or not all(0 <= label < classes for label in wanted):
+            raise ConfigError("data.label_sets", list(wanted), f"takes lists of classes from 0 to {classes - 1}")
+        pool = np.flatnonzero(free & np.isin(labels, wanted))
+        if len(pool) < width:
+            takes = f"only {len(pool)} examples of these classes are left, {width} are needed: lower data.per_client"
+            raise ConfigError("data.label_sets", list(wanted), takes)
+        rows = rng.choice(pool, width, replace=False)
+        free[rows] = False
+        first.append(rows)
+    return first, np.flatnonzero(free)
+
+
+def _in_front(first: list[np.ndarray], rest: np.ndarray, others: Partition) -> Partition:
+    """Clients with tables of their own before those of a partition of the rest."""
+    order = np.concatenate([*first, rest[others.order]]).astype(np.int32)
+    lengths = np.array([len(rows) for rows in first], np.int64)
+    start = np.concatenate([np.cumsum(lengths) - lengths, others.start + lengths.sum()])
+    return Partition(order, start.astype(np.int64), np.concatenate([lengths, others.length]).astype(np.int32))
 
 
 def _generator(seed: int, purpose: int) -> np.random.Generator:

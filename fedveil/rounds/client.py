@@ -227,14 +227,65 @@ def whole(
     def body(local: Local, inputs: tuple[Array, Array, Array]) -> tuple[Local, None]:
         number, rows, present = inputs
         new = step(task, local, x[rows], y[rows], present, number, now)
-        if task.ragged_steps:
-            new = jax.tree.map(lambda a, b: jnp.where(number < steps, a, b), new, local)
-        return new, None
+        return _if_made(task, number, steps, new, local), None
 
     numbers = jnp.arange(index.shape[0])
     local, _ = jax.lax.scan(body, start(task, received, memory), (numbers, index, mask))
     message, memory = end(task, sent, received, local, now)
     return message, local.loss / jnp.maximum(steps, 1), memory
+
+
+def _if_made(task: Task, number: Array, steps: Array, new: Local, old: Local) -> Local:
+    """The state after a step, or before it where this client makes fewer."""
+    if not task.ragged_steps:
+        return new
+    return jax.tree.map(lambda a, b: jnp.where(number < steps, a, b), new, old)
+
+
+def watched(
+    task: Task,
+    taps: frozenset[str],
+    steps: tuple[int, ...],
+    sent: Params,
+    x: Array,
+    y: Array,
+    index: Array,
+    mask: Array,
+    count: Array,
+    memory: Tree,
+    now: Now,
+) -> dict[str, Tree]:
+    """One client's round of `count` steps with taps open; `example` and `batch` at the named steps alone.
+
+    Steps that are not watched are scanned over, and left out altogether where nothing after them is asked for.
+    """
+    found: dict[str, Tree] = {tap: {} for tap in taps & {"example", "batch"}}
+    outside = Seen(taps & {"broadcast", "client", "server"})
+    received = begin(task, sent, now, outside)
+    local = start(task, received, memory)
+    to_the_end = bool(taps & {"client", "server"})
+    inner = steps if found else ()
+    last = index.shape[0] if to_the_end else max((step + 1 for step in inner), default=0)
+
+    def unseen(local: Local, inputs: tuple[Array, Array, Array]) -> tuple[Local, None]:
+        number, rows, present = inputs
+        new = step(task, local, x[rows], y[rows], present, number, now)
+        return _if_made(task, number, count, new, local), None
+
+    done = 0
+    for number in sorted(inner):
+        between = slice(done, number)
+        local, _ = jax.lax.scan(unseen, local, (jnp.arange(done, number), index[between], mask[between]))
+        inside = Seen(taps & {"example", "batch"})
+        new = step(task, local, x[index[number]], y[index[number]], mask[number], number, now, inside)
+        local = _if_made(task, jnp.asarray(number), count, new, local)
+        for tap, value in inside.values.items():
+            found[tap][number] = value
+        done = number + 1
+    local, _ = jax.lax.scan(unseen, local, (jnp.arange(done, last), index[done:last], mask[done:last]))
+    if to_the_end:
+        end(task, sent, received, local, now, outside)
+    return {**found, **outside.values}
 
 
 def cross_entropy(logits: Array, y: Array) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import bdtrc
@@ -49,6 +49,12 @@ def draw_cohort(
     lost = _coins(seed, "lost", round_, chosen, dropout)
     kept = chosen[~lost]
     return Cohort(kept, _occurrences(kept), _coins(seed, "late", round_, kept, late), len(chosen), int(lost.sum()))
+
+
+def answering(cohort: Cohort, there: np.ndarray) -> Cohort:
+    """A cohort without the clients that are not `there` [clients]; nothing that is drawn for the others changes."""
+    kept = there[cohort.clients]
+    return replace(cohort, clients=cohort.clients[kept], occurrence=cohort.occurrence[kept], late=cohort.late[kept])
 
 
 def draw_clients(rng: np.random.Generator, clients: int, per_round: int, sampling: str) -> np.ndarray:
@@ -158,18 +164,19 @@ def draw_batches(
         for c, o in zip(ids, cohort.occurrence, strict=True)
     ]
     lengths = [len(batches) for batches in drawn]
-    largest = max((len(b) for batches in drawn for b in batches), default=0)
+    steps = law.local_steps if law.local_steps is not None else law.steps_for(int(partition.length.max()))
+    sizes = np.zeros((len(ids), steps), np.int64)  # of each batch
+    for row, batches in enumerate(drawn):
+        sizes[row, : len(batches)] = np.fromiter(map(len, batches), np.int64, len(batches))
+    largest = int(sizes.max(initial=0))
     width = next((w for w in widths if w >= largest), None)
     if width is None:
         width = 1 << (largest - 1).bit_length()
-    steps = law.local_steps if law.local_steps is not None else law.steps_for(int(partition.length.max()))
-    index = np.zeros((len(ids), steps, width), np.int32)
-    mask = np.zeros((len(ids), steps, width), bool)
-    for row, (client, batches) in enumerate(zip(ids, drawn, strict=True)):
-        counts = np.fromiter((len(b) for b in batches), np.int64, len(batches))
-        filled = np.arange(width) < counts[:, None]
-        mask[row, : len(batches)] = filled
-        index[row, : len(batches)][filled] = partition.client(client)[np.concatenate(batches)]
+    mask = np.arange(width) < sizes[:, :, None]
+    index = np.zeros(mask.shape, np.int32)
+    if ids:
+        rows = [partition.client(c)[np.concatenate(batches)] for c, batches in zip(ids, drawn, strict=True)]
+        index[mask] = np.concatenate(rows)
     return Batches(index, mask, np.array(lengths, np.int32))
 
 

@@ -126,8 +126,8 @@ def collect(rule: ServerRule, so_far: Sum, answers: Answers) -> Sum:
         total=_add_weighted(so_far.total, now, message),
         weight=so_far.weight + now.sum(),
         late=late,
-        answered=so_far.answered + present.sum(),
-        not_finite=so_far.not_finite + (present & ~finite).sum(),
+        answered=so_far.answered + present.sum(dtype=so_far.answered.dtype),
+        not_finite=so_far.not_finite + (present & ~finite).sum(dtype=so_far.not_finite.dtype),
         loss=so_far.loss + jnp.where(counted & jnp.isfinite(answers.loss), answers.loss, 0.0).sum(),
         norm=so_far.norm + jnp.where(counted, norm, 0.0).sum(),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any
@@ -24,7 +24,7 @@ from fedveil.errors import RunError
 from fedveil.models.layers import Array, Params
 from fedveil.rounds import client as client_part
 from fedveil.rounds import keys, plan, server
-from fedveil.rounds.client import TAPS, Now, Seen, Task
+from fedveil.rounds.client import TAPS, Now, Task
 from fedveil.rounds.server import Answers, ServerRule, ServerState, Sum
 
 Tree = Any
@@ -128,10 +128,12 @@ class Simulator:
         self._held_out = _blocks(dataset)
         self._root = keys.root(seed)
         self.compile_seconds = 0.0
-        self._chunk = self._compiled(partial(_chunk_sum, task, rule), donate=True)
+        self.present: np.ndarray | None = None  # [clients] bool: clients that are not there never answer; None: all are
+        self._chunk = self._compiled(partial(chunk_sum, task, rule), donate=True)
         self._advance = self._compiled(partial(server.advance, task, rule), donate=True)
         self._empty = self._compiled(partial(server.empty_sum, rule))
         self._scores = self._compiled(partial(_scores, task))
+        self._watching: dict[tuple[frozenset[str], tuple[int, ...]], Callable[..., Any]] = {}
         # The reference loop's three parts; a client's whole round is never one program there.
         self._begin = self._compiled(partial(client_part.begin, task))
         self._step = self._compiled(partial(client_part.step, task))
@@ -179,7 +181,7 @@ class Simulator:
     @_precise
     def round(self, state: ServerState, number: int) -> tuple[ServerState, RoundReport]:
         """One round. `number` is `state.round` as a plain number, so that nothing waits for the device."""
-        cohort = self._cohort(state, number)
+        cohort = self.cohort(state, number)
         round_key, lr = self.round_key(number), jnp.asarray(self.schedule.at(number), self.task.dtype)
         collect = self._collect_vectorised if self.engine == "vectorised" else self._collect_reference
         summed, clients = collect(state, cohort, number, round_key, lr)
@@ -188,16 +190,17 @@ class Simulator:
         report = RoundReport(number, cohort.chosen, cohort.lost, int(cohort.late.sum()), counters)
         return self._advance(replace(state, clients=clients), summed, round_key, lr), report
 
-    def _cohort(self, state: ServerState, number: int) -> plan.Cohort:
+    def cohort(self, state: ServerState, number: int) -> plan.Cohort:
         """Who takes part: by a defence's `select` where there is one, else by the sampling law."""
         chooser = next((d for d in self.task.defenses if d.fills("select")), None)
         chosen = None
         if chooser is not None:
             losses = np.asarray(state.clients["loss"]) if chooser.reads_losses else None
             chosen = chooser.select(keys.host(self.seed, "cohort", number), number, self.task.setting, losses)
-        return plan.draw_cohort(
+        cohort = plan.draw_cohort(
             self.seed, number, self.task.setting, self.faults.dropout, self.faults.late, chosen=chosen
         )
+        return cohort if self.present is None else plan.answering(cohort, self.present)
 
     def round_key(self, number: int) -> Array:
         return keys.round_key(self._root, number)
@@ -257,8 +260,6 @@ class Simulator:
 
     # --- observing
 
-    @_precise
-    @_full_products
     def observe(
         self, state: ServerState, number: int, c: int, taps: frozenset[str], steps: tuple[int, ...] = (0,)
     ) -> dict[str, Tree]:
@@ -268,35 +269,69 @@ class Simulator:
         computed again, with the taps open, from the state it started from. Returned per tap: `example` and `batch` a
         dict by step, `client`, `server` and `broadcast` one tree, `release` the model, all as numpy arrays.
         """
+        found = self.observe_many(state, number, [c], taps, steps)
+        released = {"release": found.pop("release")} if "release" in taps else {}
+        return {**jax.tree.map(lambda a: a[0], found), **released}
+
+    @_precise
+    @_full_products
+    def observe_many(
+        self,
+        state: ServerState,
+        number: int,
+        clients: Sequence[int],
+        taps: frozenset[str],
+        steps: tuple[int, ...] = (0,),
+    ) -> dict[str, Tree]:
+        """`observe` of several clients at once, a leading axis over them; `release` is the one model.
+
+        At `example` the axis over examples is as long as the largest of these clients' batches at that step; places of
+        a smaller batch that nobody fills hold a gradient of zero, or of noise alone.
+        """
+        self._check_watch(taps, clients)
+        lr = jnp.asarray(self.schedule.at(number), self.task.dtype)
+        round_key = self.round_key(number)
+        found: dict[str, Tree] = {}
+        inside = taps - {"release"}
+        if inside:
+            batches = self._whole_batches(number, clients, None if inside & {"client", "server"} else max(steps) + 1)
+            ids = np.asarray(clients, np.int32)
+            watch = self._watch(inside, steps)
+            known = jax.tree.map(lambda a: a[ids], _without_loss(state.clients))
+            plan_ = (batches.index, batches.mask, batches.steps, ids)
+            found = watch(state.params, self.x, self.y, *plan_, known, round_key, np.int32(number), lr)
+            for step, each in found.get("example", {}).items():
+                filled = max(1, int(batches.mask[:, step].sum(axis=1).max()))
+                found["example"][step] = jax.tree.map(lambda a, n=filled: a[:, :n], each)
+        if "release" in taps:
+            found = {**found, "release": state.params}
+        return jax.device_get(found)
+
+    def _check_watch(self, taps: frozenset[str], clients: Sequence[int]) -> None:
         unknown = taps - set(TAPS)
         if unknown:
             raise RunError(f"no tap is called {sorted(unknown)[0]!r}; there are {', '.join(TAPS)}")
         if "server" in taps and self.task.setting.secure_aggregation:
             raise RunError("the server tap shows sums only: train.secure_aggregation hides what single clients send")
-        if not 0 <= c < self.partition.clients:
-            raise RunError(f"there is no client {c}; clients count from 0 to {self.partition.clients - 1}")
-        lr = jnp.asarray(self.schedule.at(number), self.task.dtype)
-        round_key = self.round_key(number)
-        now = Now(keys.client_key(round_key, c, 0), keys.shared_key(round_key), number, lr)
-        rows = self.partition.client(c)
-        found: dict[str, Tree] = {tap: {} for tap in taps & {"example", "batch"}}
-        outside = Seen(taps & {"broadcast", "client", "server"})
-        received = client_part.begin(self.task, state.params, now, outside)
-        memory = jax.tree.map(lambda a: a[c], _without_loss(state.clients))
-        local = client_part.start(self.task, received, memory)
-        drawn = plan.client_batches(self.law, self.seed, number, c, 0, len(rows))
-        for place, positions in enumerate(drawn):
-            index = rows[positions] if len(positions) else rows[:1]
-            mask = jnp.full(len(index), len(positions) > 0)
-            inside = Seen(taps & {"example", "batch"} if place in steps else frozenset())
-            local = client_part.step(self.task, local, self.x[index], self.y[index], mask, place, now, inside)
-            for tap, value in inside.values.items():
-                found[tap][place] = value
-        client_part.end(self.task, state.params, received, local, now, outside)
-        found |= outside.values
-        if "release" in taps:
-            found["release"] = state.params
-        return jax.device_get(found)
+        for c in clients:
+            if not 0 <= c < self.partition.clients:
+                raise RunError(f"there is no client {c}; clients count from 0 to {self.partition.clients - 1}")
+
+    def _whole_batches(self, number: int, clients: Sequence[int], first: int | None) -> plan.Batches:
+        """The first batches of some clients (None: all), as wide as the widest of these and at least one example wide."""
+        ids = np.asarray(clients, np.int64)
+        alone = plan.Cohort(ids, np.zeros(len(ids), np.int64), np.zeros(len(ids), bool), len(ids), 0)
+        batches = plan.draw_batches(self.law, self.partition, self.seed, number, alone, ())
+        steps = int(batches.steps.max()) if first is None else first
+        width = max(1, int(batches.mask[:, :steps].sum(axis=2).max()))
+        return replace(batches, index=batches.index[:, :steps, :width], mask=batches.mask[:, :steps, :width])
+
+    def _watch(self, taps: frozenset[str], steps: tuple[int, ...]) -> Callable[..., Any]:
+        """The compiled round of several clients with these taps open."""
+        wanted = (taps, steps)
+        if wanted not in self._watching:
+            self._watching[wanted] = self._compiled(partial(_watched, self.task, taps, steps))
+        return self._watching[wanted]
 
     # --- evaluation
 
@@ -316,7 +351,7 @@ class Simulator:
             leaf.block_until_ready()
 
 
-def _chunk_sum(
+def chunk_sum(
     task: Task,
     rule: ServerRule,
     so_far: tuple[Sum, Tree],
@@ -345,6 +380,31 @@ def _chunk_sum(
     message, loss, memory = jax.vmap(one)(index, mask, steps, ids, occurrence, known)
     answers = Answers(message, weight, late, loss)
     return server.collect(rule, summed, answers), server.remember(clients, ids, answers, memory)
+
+
+def _watched(
+    task: Task,
+    taps: frozenset[str],
+    steps: tuple[int, ...],
+    params: Params,
+    x: Array,
+    y: Array,
+    index: Array,
+    mask: Array,
+    count: Array,
+    ids: Array,
+    memory: Tree,
+    round_key: Array,
+    number: Array,
+    lr: Array,
+) -> dict[str, Tree]:
+    """`client.watched` of several clients at once."""
+
+    def one(index: Array, mask: Array, count: Array, c: Array, memory: Tree) -> dict[str, Tree]:
+        now = Now(keys.client_key(round_key, c, 0), keys.shared_key(round_key), number, lr)
+        return client_part.watched(task, taps, steps, params, x, y, index, mask, count, memory, now)
+
+    return jax.vmap(one)(index, mask, count, ids, memory)
 
 
 def _without_loss(clients: Tree) -> Tree:

@@ -24,9 +24,33 @@ def cosine(found: Params, target: Params) -> Array:
     return 1.0 - jnp.where(lengths > 0, _inner(found, target) / jnp.sqrt(safe), 0.0)
 
 
+def cosine_by_layer(found: Params, target: Params) -> Array:
+    """1 − cos [attacks] of each layer, summed over the layers: blind to how long each layer's gradient is, so that a clip
+    that scales layers apart does not hide the direction."""
+    layers = [cosine({name: found[name]}, {name: target[name]}) for name in found]
+    return sum(layers[1:], start=layers[0])
+
+
+def divergence(found: Params, target: Params) -> Array:
+    """Kullback and Leibler's divergence [attacks] of the gradients' softmax, target from found: cpl names entropy as a
+    distance and does not define it."""
+    log_found, log_target = (jax.nn.log_softmax(_flat(tree)) for tree in (found, target))
+    return (jnp.exp(log_target) * (log_target - log_found)).sum(axis=1)
+
+
+def _flat(tree: Params) -> Array:
+    leaves = jax.tree.leaves(tree)
+    return jnp.concatenate([a.reshape(a.shape[0], -1) for a in leaves], axis=1)
+
+
 def _inner(a: Params, b: Params) -> Array:
     each = jax.tree.map(lambda x, y: (x * y).reshape(x.shape[0], -1).sum(axis=1), a, b)
     return sum(jax.tree.leaves(each), start=jnp.zeros(()))
 
 
-DISTANCES: dict[str, Callable[[Params, Params], Array]] = {"l2": squared, "cosine": cosine}
+DISTANCES: dict[str, Callable[[Params, Params], Array]] = {
+    "l2": squared,
+    "cosine": cosine,
+    "cosine-layers": cosine_by_layer,
+    "entropy": divergence,
+}

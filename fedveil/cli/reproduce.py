@@ -1,0 +1,108 @@
+"""`fedveil reproduce`: the papers' tables and figures, measured and set beside what was published."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedveil.cli import show
+from fedveil.errors import RunError
+from fedveil.recipes.cache import Cache, default_folder
+from fedveil.recipes.catalog import choose, recipes
+from fedveil.recipes.cell import FULL, QUICK, Recipe, Size
+from fedveil.recipes.published import claims_of
+from fedveil.recipes.run import Progress, run
+from fedveil.recipes.table import HEADER, cells_of, chart, entries
+
+
+def run_reproduce(
+    name: str | None, full: bool, cells: str | None, minutes: float | None, out: str | None, json: bool
+) -> None:
+    """Lists the recipes, or runs one, a paper's, or all."""
+    if name is None:
+        _list(json)
+        return
+    size = FULL if full else QUICK
+    chosen = choose(name)
+    cache = Cache(Path(cells) if cells else default_folder())
+    with _Bar() as bar:
+        done = run(chosen, size, cache, seconds=None if minutes is None else minutes * 60, tell=bar)
+    if out is not None:
+        _draw(chosen, size, cache, Path(out))
+    if json:
+        show.print_json([_document(recipe, size, cache) for recipe in chosen])
+    else:
+        for recipe in chosen:
+            _print(recipe, size, cache)
+    _end(done)
+
+
+def _list(json: bool) -> None:
+    rows = [{"name": r.name, "summary": r.title, "keys": []} for r in recipes().values()]
+    if json:
+        show.print_json(rows)
+        return
+    show.print_table("recipes", ("name", "what"), [(r["name"], r["summary"]) for r in rows])
+
+
+def _document(recipe: Recipe, size: Size, cache: Cache) -> dict[str, Any]:
+    return {
+        "recipe": recipe.name,
+        "title": recipe.title,
+        "size": size.name,
+        "quick": None if size.full else recipe.quick,
+        "why": recipe.why,
+        "claims": claims_of(recipe.name),
+        "entries": [entry.as_dict() for entry in entries(recipe, size, cache)],
+    }
+
+
+def _print(recipe: Recipe, size: Size, cache: Cache) -> None:
+    rows = [cells_of(entry) for entry in entries(recipe, size, cache)]
+    show.print_table(f"{recipe.name}: {recipe.title} ({size.name})", HEADER, rows)
+    for claim in claims_of(recipe.name):
+        print(f"  The paper says: {claim}")
+    if recipe.why:
+        print(f"  Why they differ: {recipe.why}")
+    if not size.full:
+        print(f"  Quick size: {recipe.quick}")
+
+
+def _draw(chosen: list[Recipe], size: Size, cache: Cache, folder: Path) -> None:
+    from fedveil.report.charts import write_svg
+
+    for recipe in chosen:
+        picture = chart(recipe, size, cache)
+        if picture is not None:
+            write_svg(folder / f"{recipe.name.replace('/', '-')}.svg", picture)
+
+
+class _Bar:
+    """Cells done and time left, on a terminal's stderr; a line per cell elsewhere."""
+
+    def __enter__(self) -> _Bar:
+        self.live = sys.stderr.isatty()
+        return self
+
+    def __call__(self, progress: Progress) -> None:
+        left = "" if progress.left is None else f", about {progress.left / 60:.0f} min left"
+        text = f"{progress.done} of {progress.total} cells ({progress.cached} known){left}: {progress.now}"
+        print(
+            ("\r" + text[:150].ljust(150)) if self.live else text,
+            end="" if self.live else "\n",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            print(file=sys.stderr)
+
+
+def _end(done: Progress) -> None:
+    """Exit 1 where cells failed; what is left is said."""
+    if done.done < done.total:
+        show.note(f"{done.total - done.done} cells are left: run the same command again to go on")
+    if done.failed:
+        raise RunError(f"{len(done.failed)} cells failed; the first: {next(iter(done.failed.values()))}")

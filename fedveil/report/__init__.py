@@ -1,0 +1,1 @@
+"""What is shown of results: charts as SVG, and tables."""
