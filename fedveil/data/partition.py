@@ -249,14 +249,18 @@ def _groups(name: str, groups: tuple[tuple[int, ...], ...]) -> Callable[[Request
             raise ConfigError("data.partition", name, f"takes a dataset of 10 classes; this one has {ask.classes}")
         _check_enough(ask)
         owners, indices = [], []
+        got = np.zeros(ask.clients, np.int64)
         group_of = np.arange(ask.clients) % len(groups)
         for label in range(10):
             having = np.array([label in group for group in groups])
             holders = np.flatnonzero(having[group_of])
             index = ask.rng.permutation(np.flatnonzero(ask.labels == label))
+            if len(index) < len(holders):  # not enough for all: those that have least so far
+                holders = np.sort(holders[np.argsort(got[holders], kind="stable")[: len(index)]])
             if len(holders):
                 indices.append(index)
-                owners.append(holders[np.arange(len(index)) * len(holders) // max(1, len(index))])
+                owners.append(holders[np.arange(len(index)) * len(holders) // len(index)])
+                got += np.bincount(owners[-1], minlength=ask.clients)
         part = _pack(np.concatenate(owners), np.concatenate(indices), ask.clients)
         if part.length.min() == 0:
             raise ConfigError("data.clients", ask.clients, "takes fewer: a class has too few examples for its clients")

@@ -8,7 +8,6 @@ batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -112,16 +111,24 @@ class BatchLaw:
 
 def client_batches(law: BatchLaw, seed: int, round_: int, client: int, occurrence: int, size: int) -> list[np.ndarray]:
     """The local batches of one client in one round: for each step the positions (0 … size-1) of its examples."""
+    positions, counts = _drawn(law, seed, round_, client, occurrence, size)
+    return np.split(positions, np.cumsum(counts)[:-1])
+
+
+def _drawn(
+    law: BatchLaw, seed: int, round_: int, client: int, occurrence: int, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The positions of all batches of a client one after another, and how many belong to each step."""
     rng = keys.host(seed, "batch", round_, client, occurrence)
     steps = law.steps_for(size)
     if law.batching == "poisson":
         return _poisson(rng, steps, size, law.rate(size))
     if law.batching == "without-replacement":
         return _subsets(rng, steps, size, min(law.batch, size))
-    return list(_shuffled(rng, steps, size, law.batch))
+    return _shuffled(rng, steps, size, law.batch)
 
 
-def _poisson(rng: np.random.Generator, steps: int, size: int, rate: float) -> list[np.ndarray]:
+def _poisson(rng: np.random.Generator, steps: int, size: int, rate: float) -> tuple[np.ndarray, np.ndarray]:
     """Each example in each batch with probability `rate`, independently.
 
     All steps at once: the number of hits in the steps × size grid is binomial, and given their number they are a
@@ -130,10 +137,10 @@ def _poisson(rng: np.random.Generator, steps: int, size: int, rate: float) -> li
     hits = int(rng.binomial(steps * size, rate))
     cells = np.sort(rng.choice(steps * size, hits, replace=False, shuffle=False))
     step, position = np.divmod(cells, size)
-    return np.split(position, np.searchsorted(step, np.arange(1, steps)))
+    return position, np.bincount(step, minlength=steps)
 
 
-def _subsets(rng: np.random.Generator, steps: int, size: int, batch: int) -> list[np.ndarray]:
+def _subsets(rng: np.random.Generator, steps: int, size: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
     """For each step a uniformly random subset of `batch` positions (Floyd's algorithm, all steps at once)."""
     taken = np.empty((steps, batch), np.int64)
     for place in range(batch):
@@ -141,17 +148,16 @@ def _subsets(rng: np.random.Generator, steps: int, size: int, batch: int) -> lis
         drawn = rng.integers(0, top + 1, size=steps)
         again = (taken[:, :place] == drawn[:, None]).any(axis=1)
         taken[:, place] = np.where(again, top, drawn)
-    return list(taken)
+    return taken.reshape(-1), np.full(steps, batch)
 
 
-def _shuffled(rng: np.random.Generator, steps: int, size: int, batch: int) -> Iterator[np.ndarray]:
+def _shuffled(rng: np.random.Generator, steps: int, size: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
     """Epochs: a fresh permutation cut into batches, the last one smaller where the size does not divide."""
-    left = steps
-    while left > 0:
-        permutation = rng.permutation(size)
-        for start in range(0, size, batch)[:left]:
-            yield permutation[start : start + batch]
-        left -= math.ceil(size / batch)
+    per_epoch = math.ceil(size / batch)
+    epochs = math.ceil(steps / per_epoch)
+    counts = np.tile(np.minimum(batch, size - batch * np.arange(per_epoch)), epochs)[:steps]
+    order = np.concatenate([rng.permutation(size) for _ in range(epochs)])
+    return order[: int(counts.sum())], counts
 
 
 def draw_batches(
@@ -160,23 +166,25 @@ def draw_batches(
     """The batches of a cohort (or of a chunk of one) as padded arrays of dataset rows."""
     ids = [int(c) for c in cohort.clients]
     drawn = [
-        client_batches(law, seed, round_, c, int(o), int(partition.length[c]))
+        _drawn(law, seed, round_, c, int(o), int(partition.length[c]))
         for c, o in zip(ids, cohort.occurrence, strict=True)
     ]
-    lengths = [len(batches) for batches in drawn]
-    steps = law.local_steps if law.local_steps is not None else law.steps_for(int(partition.length.max()))
-    sizes = np.zeros((len(ids), steps), np.int64)  # of each batch
-    for row, batches in enumerate(drawn):
-        sizes[row, : len(batches)] = np.fromiter(map(len, batches), np.int64, len(batches))
-    largest = int(sizes.max(initial=0))
+    lengths = [len(counts) for _, counts in drawn]
+    largest = max((int(counts.max()) for _, counts in drawn), default=0)
     width = next((w for w in widths if w >= largest), None)
     if width is None:
         width = 1 << (largest - 1).bit_length()
-    mask = np.arange(width) < sizes[:, :, None]
-    index = np.zeros(mask.shape, np.int32)
-    if ids:
-        rows = [partition.client(c)[np.concatenate(batches)] for c, batches in zip(ids, drawn, strict=True)]
-        index[mask] = np.concatenate(rows)
+    steps = law.local_steps if law.local_steps is not None else law.steps_for(int(partition.length.max()))
+    index = np.zeros((len(ids), steps, width), np.int32)
+    mask = np.zeros((len(ids), steps, width), bool)
+    for row, (client, (positions, counts)) in enumerate(zip(ids, drawn, strict=True)):
+        if len(positions) == len(counts) * width:  # every batch is full
+            index[row, : len(counts)] = partition.client(client)[positions].reshape(-1, width)
+            mask[row, : len(counts)] = True
+            continue
+        filled = np.arange(width) < counts[:, None]
+        mask[row, : len(counts)] = filled
+        index[row, : len(counts)][filled] = partition.client(client)[positions]
     return Batches(index, mask, np.array(lengths, np.int32))
 
 

@@ -70,3 +70,31 @@ def test_taps_without_gradients_are_refused():
     adam = federation(optimizer="adam")
     with pytest.raises(RunError, match="no sum of gradients"):
         observe.from_tap(adam, adam.simulator.start(), 0, [3], "server")
+
+
+@pytest.mark.parametrize("tap", ["example", "batch", "server"])
+def test_a_client_watched_among_others_shows_what_it_shows_alone(tap):
+    """Noise included: what is drawn for a client does not depend on who else is watched."""
+    ready = federation("fed-cdp", batching="poisson", local_steps=2)
+    state, taps = ready.simulator.start(), frozenset({tap})
+    sizes = {c: tuple(len(b) for b in observe.drawn_rows(ready, 0, c)) for c in range(20)}
+    same = max(([c for c in sizes if sizes[c] == size] for size in set(sizes.values())), key=len)[:3]
+    assert len(same) > 1
+    many = ready.simulator.observe_many(state, 0, same, taps)
+    for place, client in enumerate(same):
+        alone = ready.simulator.observe(state, 0, client, taps)[tap]
+        among = many[tap][0] if tap != "server" else many[tap]
+        alone = alone[0] if tap != "server" else alone
+        assert np.allclose(alone["dense"]["w"], among["dense"]["w"][place], atol=1e-5)
+
+
+def test_watching_one_tap_computes_no_more_than_it_needs():
+    """What a client receives is the same whatever else is watched, and steps after the watched one are not made."""
+    ready = federation("2dp-fl", local_steps=3)
+    state = ready.simulator.start()
+    received = ready.simulator.observe(state, 0, 4, frozenset({"broadcast"}))["broadcast"]
+    both = ready.simulator.observe(state, 0, 4, frozenset({"broadcast", "batch", "client"}), steps=(0, 2))
+    assert np.array_equal(received["dense"]["w"], both["broadcast"]["dense"]["w"])
+    assert set(both["batch"]) == {0, 2}
+    first = ready.simulator.observe(state, 0, 4, frozenset({"batch"}))["batch"]
+    assert np.allclose(first[0]["dense"]["w"], both["batch"][0]["dense"]["w"], atol=1e-6)
