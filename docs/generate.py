@@ -162,7 +162,22 @@ def _training(infos: Iterable[DatasetInfo]) -> list[str]:
     return table(head, rows)
 
 
-PAGES = {"config.md": config_page, "names.md": names_page}
+# --- reproduction.md
+
+
+def reproduction_page() -> str:
+    """All tables and figures of the papers, from the cells in data/cells.jsonl."""
+    from fedveil.recipes.cache import Cache
+    from fedveil.recipes.catalog import recipes
+    from fedveil.recipes.page import page
+
+    summaries = {file.stem: file.read_text(encoding="utf-8") for file in (HERE / "data" / "summaries").glob("*.txt")}
+    head = (HERE / "data" / "summaries" / "head.txt").read_text(encoding="utf-8").strip()
+    body = page(recipes().values(), Cache(HERE / "data"), summaries)
+    return "\n".join([MADE, "", "# Reproduction", "", head, "", body])
+
+
+PAGES = {"config.md": config_page, "names.md": names_page, "reproduction.md": reproduction_page}
 
 if __name__ == "__main__":
     for page, make in PAGES.items():

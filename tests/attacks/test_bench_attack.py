@@ -7,7 +7,7 @@ from fedveil.attacks.catalog import settings
 from fedveil.attacks.reconstruct import inits
 from fedveil.attacks.reconstruct.run import reconstruct
 from fedveil.bench import attack as bench
-from fedveil.bench.peers import torch_attack
+from fedveil.bench.peers import breaching_attack, torch_attack
 
 SMALL = bench.Case((12, 12, 3), 5, 2)
 
@@ -30,13 +30,16 @@ def one_thread():
 
 def test_rows_in_small(monkeypatch, one_thread):
     monkeypatch.setattr(bench, "CASES", {"small": SMALL})
-    (row,) = bench.run(images=4, repeats=3)
+    monkeypatch.setattr(breaching_attack, "missing", lambda: "breaching")
+    lines = []
+    (row,) = bench.run(images=4, repeats=3, progress=lines.append)
+    assert "no comparison with breaching" in lines[-1] and "pip install 'fedveil[bench]'" in lines[-1]
     assert set(row) == {"name", "ratio", "low", "high", "ours", "theirs", "device"} and row["name"] == "attack/small"
     assert 0 < row["low"] <= row["ratio"] <= row["high"] and row["ours"] > 0 and row["theirs"] > 0
 
 
 def test_both_sides_find_the_same(one_thread):
-    work, chosen = bench._victims(SMALL, 2), settings("cpl", iterations=2)
+    work, chosen = bench._victims(SMALL, 2, bench._noise), settings("cpl", iterations=2)
     ours = reconstruct(work.observation, chosen)
     keys = [(int(i), 0, 0) for i in work.observation.ids]
     starts = inits.starts(chosen.init, work.observation, work.y[:, None], keys, None, "float32")[:, 0]

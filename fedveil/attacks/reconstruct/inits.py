@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -35,19 +36,39 @@ def starts(
 ) -> np.ndarray:
     """[attacks, examples, ...shape]: the start of each attack; `keys` (identity, seed, restart), `labels` as inferred."""
     if name in _DRAWN:
-        identity, seed, restart = (jnp.asarray(column, jnp.uint32) for column in zip(*keys, strict=True))
-        shape, examples = observation.shape, observation.examples
-
-        def one(identity: Array, seed: Array, restart: Array) -> Array:
-            key = attack_key(identity, seed, restart, START)
-            each = [_DRAWN[name](jax.random.fold_in(key, i), shape, dtype) for i in range(examples)]
-            return jnp.stack(each)
-
-        return np.array(jax.jit(jax.vmap(one))(identity, seed, restart))
+        columns = (jnp.asarray(column, jnp.uint32) for column in zip(*keys, strict=True))
+        return np.array(_draw_all(name, observation.shape, observation.examples, dtype, *columns))
     if name in ("optimal", "optimal-any"):
         return _borrowed(name, observation, labels, keys).astype(dtype)
     picture = _read(file, observation.shape) if name == "file" else _plain(name, observation.shape)
     return np.broadcast_to(picture, (len(keys), observation.examples, *observation.shape)).astype(dtype)
+
+
+def label_logits(keys: list[tuple[int, int, int]], size: int, dtype: str) -> np.ndarray:
+    """[attacks, size]: where labels that are optimised too start."""
+    columns = (jnp.asarray(column, jnp.uint32) for column in zip(*keys, strict=True))
+    return np.asarray(_normal_all(size, dtype, *columns))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _normal_all(size: int, dtype: str, identity: Array, seed: Array, restart: Array) -> Array:
+    def draw(identity: Array, seed: Array, restart: Array) -> Array:
+        return jax.random.normal(attack_key(identity, seed, restart, LABELS), (size,), dtype)
+
+    return jax.vmap(draw)(identity, seed, restart)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _draw_all(
+    name: str, shape: Shape, examples: int, dtype: str, identity: Array, seed: Array, restart: Array
+) -> Array:
+    """[attacks, examples, ...shape]: drawn starts, each from its own key."""
+
+    def one(identity: Array, seed: Array, restart: Array) -> Array:
+        key = attack_key(identity, seed, restart, START)
+        return jnp.stack([_DRAWN[name](jax.random.fold_in(key, i), shape, dtype) for i in range(examples)])
+
+    return jax.vmap(one)(identity, seed, restart)
 
 
 def _patterned(parts: int) -> Callable[[Array, Shape, str], Array]:

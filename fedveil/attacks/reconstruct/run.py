@@ -16,7 +16,6 @@ from fedveil.attacks.observe import Observation
 from fedveil.attacks.reconstruct import crew, inits, labels
 from fedveil.attacks.reconstruct.lanes import ENDINGS
 from fedveil.attacks.reconstruct.objective import Job, Problem, pose, weights
-from fedveil.models.layers import Array
 
 Tree = Any
 DUMMIES = 64  # inputs of the attacker's own that labels of batches are inferred with
@@ -127,13 +126,8 @@ def _starts(
     z = inits.starts(settings.init, observation, guessed, keys, settings.file, dtype).reshape(len(keys), -1)
     if not problem.joint:
         return z
-    columns = (jnp.asarray(column, jnp.uint32) for column in zip(*keys, strict=True))
-
-    def logits(identity: Array, seed: Array, restart: Array) -> Array:
-        key = inits.attack_key(identity, seed, restart, inits.LABELS)
-        return jax.random.normal(key, (problem.examples * problem.classes,), dtype)
-
-    return np.concatenate([z, np.asarray(jax.jit(jax.vmap(logits))(*columns))], axis=1)
+    logits = inits.label_logits(keys, problem.examples * problem.classes, dtype)
+    return np.concatenate([z, logits], axis=1)
 
 
 def _jobs(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -37,13 +38,14 @@ def attacks(
 
     def attack(number: int, budget: int = iterations) -> float:
         label = torch.tensor([int(y[number])], device=device)
-        seen = [g.detach() for g in _gradients(torch, model, weights, _first(torch, x[number]).to(device), label)]
-        dummy = _first(torch, starts[number]).to(device).requires_grad_()
+        image = channels_first(torch, x[number]).to(device)
+        seen = [g.detach() for g in gradients(torch, model, weights, image, label)]
+        dummy = channels_first(torch, starts[number]).to(device).requires_grad_()
         optimizer = torch.optim.LBFGS([dummy])
 
         def closure() -> Any:
             optimizer.zero_grad()
-            found = _gradients(torch, model, weights, dummy, label, create_graph=True)
+            found = gradients(torch, model, weights, dummy, label, create_graph=True)
             distance = sum(((a - b) ** 2).sum() for a, b in zip(found, seen, strict=True))
             distance.backward()
             return distance
@@ -54,10 +56,10 @@ def attacks(
         if device == "cuda":
             torch.cuda.synchronize()
         taken = time.perf_counter() - started
-        attack.found = _last(dummy)  # type: ignore[attr-defined]
+        attack.found = channels_last(dummy)  # type: ignore[attr-defined]
         return taken
 
-    _choose_threads(torch, attack)
+    choose_threads(torch, attack)
     return attack
 
 
@@ -92,25 +94,40 @@ def sequential(net: Net, params: Params) -> Any:
     return model
 
 
-def _gradients(torch: Any, model: Any, weights: Any, x: Any, label: Any, create_graph: bool = False) -> Any:
+def gradients(torch: Any, model: Any, weights: Any, x: Any, label: Any, create_graph: bool = False) -> Any:
+    """Of the loss by the weights."""
     loss = torch.nn.functional.cross_entropy(model(x), label)
     return torch.autograd.grad(loss, weights, create_graph=create_graph)
 
 
-def _first(torch: Any, image: np.ndarray) -> Any:
+def channels_first(torch: Any, image: np.ndarray) -> Any:
     """One image as a batch, channels first."""
     return torch.tensor(np.moveaxis(image.astype(np.float32), -1, 0)[None].copy())
 
 
-def _last(image: Any) -> np.ndarray:
+def channels_last(image: Any) -> np.ndarray:
+    """A batch of one as we hold the image."""
     return np.moveaxis(image.detach().cpu().numpy()[0], 0, -1)
 
 
-def _choose_threads(torch: Any, attack: Callable[[int, int], float]) -> None:
+def choose_threads(torch: Any, attack: Callable[[int, int], float], budget: int = 1) -> None:
+    """Sets torch to one thread or all it has now, whichever attacks image 0 faster with a budget of so many iterations."""
     every = torch.get_num_threads()
     seconds = {}
     for threads in (every, 1):
         torch.set_num_threads(threads)
-        attack(0, 1)
-        seconds[threads] = attack(0, 1)
+        attack(0, budget)
+        seconds[threads] = attack(0, budget)
     torch.set_num_threads(min(seconds, key=lambda threads: seconds[threads]))
+
+
+@contextmanager
+def threads_kept() -> Iterator[None]:
+    """Afterwards torch has the threads it had before, so that one choice does not narrow the next."""
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,178 @@
+"""Scores of members and of others, compared: ROC curve, area, true positives at few false ones, and what privacy allows.
+
+Intervals are over groups where there are several (federations trained apart: Student's interval of their figures), else
+over the records of the one federation (Hanley and McNeil for the area, Clopper and Pearson for rates), as if they were
+independent. Records of one federation share its training, so these intervals describe and do not prove.
+
+What proves is `epsilon_low` and `excess`: each record was a member by a fair coin of its own, so however scores depend on
+each other, the number of right guesses has a tail that privacy bounds (`privacy.audit.statistics`, one run). Federations
+trained apart are together one mechanism that sees each coin once, so their guesses are counted together.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from scipy.stats import beta, norm, rankdata
+from scipy.stats import t as student
+
+from fedveil.privacy.audit import statistics
+
+FPRS = (0.001, 0.01, 0.1)  # the false positive rates at which true positives are reported
+
+
+def curve(scores: np.ndarray, member: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """False and true positive rates, from (0, 0) to (1, 1), one point for each distinct score."""
+    order = np.argsort(-scores, kind="stable")
+    ranked, is_member = scores[order], member[order]
+    last = np.append(ranked[1:] != ranked[:-1], True)
+    true = np.cumsum(is_member)[last] / max(1, member.sum())
+    false = np.cumsum(~is_member)[last] / max(1, (~member).sum())
+    return np.append(0.0, false), np.append(0.0, true)
+
+
+def mean_curve(scores: np.ndarray, member: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of the curves of several federations, [federations, records] each: true positives at equal false ones."""
+    each = [curve(s, m) for s, m in zip(scores, member, strict=True)]
+    grid = np.unique(np.concatenate([false for false, _ in each]))
+    best = [true[np.searchsorted(false, grid, side="right") - 1] for false, true in each]
+    return grid, np.mean(best, axis=0)
+
+
+def auc(scores: np.ndarray, member: np.ndarray) -> float:
+    """The probability that a member's score is above another's; ties count half."""
+    ranks = rankdata(scores)
+    inside, outside = int(member.sum()), int((~member).sum())
+    return float((ranks[member].sum() - inside * (inside + 1) / 2) / (inside * outside))
+
+
+def tpr_at(scores: np.ndarray, member: np.ndarray, fpr: float) -> float:
+    """The largest true positive rate of any threshold with at most so many false positives."""
+    false, true = curve(scores, member)
+    return float(true[false <= fpr + 1e-12].max())
+
+
+def auc_interval(area: float, inside: int, outside: int, level: float = 0.95) -> tuple[float, float]:
+    """Hanley and McNeil's interval of an area under the curve."""
+    q1, q2 = area / (2 - area), 2 * area * area / (1 + area)
+    spread = area * (1 - area) + (inside - 1) * (q1 - area**2) + (outside - 1) * (q2 - area**2)
+    half = norm.ppf(0.5 + level / 2) * math.sqrt(max(spread, 0.0) / (inside * outside))
+    return max(0.0, area - half), min(1.0, area + half)
+
+
+def rate_interval(count: int, trials: int, level: float = 0.95) -> tuple[float, float]:
+    """Clopper and Pearson's interval of a rate."""
+    tail = (1 - level) / 2
+    low = 0.0 if count == 0 else float(beta.ppf(tail, count, trials - count + 1))
+    high = 1.0 if count == trials else float(beta.ppf(1 - tail, count + 1, trials - count))
+    return low, high
+
+
+def mean_interval(values: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+    """Student's interval of a mean."""
+    half = student.ppf(0.5 + level / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
+    return float(values.mean() - half), float(values.mean() + half)
+
+
+def summary(scores: np.ndarray, member: np.ndarray, group: np.ndarray | None = None) -> dict[str, Any]:
+    """`auc` with its `interval`, `tpr_at_fpr` with intervals: scores [n], member [n] bool, group [n] (one federation each).
+
+    Several groups: the mean of the groups' figures.
+    """
+    parts = _parts(scores, member, group)
+    areas = np.array([auc(s, m) for s, m in parts])
+    inside, outside = int(member.sum()), int((~member).sum())
+    many = len(parts) > 1
+    rates = {}
+    for fpr in FPRS:
+        each = np.array([tpr_at(s, m, fpr) for s, m in parts])
+        rate = float(each.mean())
+        span = mean_interval(each) if many else rate_interval(round(rate * inside), inside)
+        rates[f"{fpr:g}"] = {"tpr": rate, "interval": [max(0.0, span[0]), min(1.0, span[1])]}
+    area = float(areas.mean())
+    span = mean_interval(areas) if many else auc_interval(area, inside, outside)
+    return {
+        "auc": area,
+        "interval": [max(0.0, span[0]), min(1.0, span[1])],
+        "tpr_at_fpr": rates,
+        "members": inside,
+        "others": outside,
+        "federations": len(parts),
+    }
+
+
+def allowed_tpr(fpr: float | np.ndarray, epsilon: float, delta: float) -> np.ndarray:
+    """The largest true positive rate that (ε, δ) privacy leaves at a false positive rate.
+
+    Both P[in] ≤ e^ε·P[out] + δ on "said in" and P[out] ≤ e^ε·P[in] + δ on "said out" bound it.
+    """
+    fpr = np.asarray(fpr, float)
+    low = np.exp(min(epsilon, 700.0)) * fpr + delta
+    high = 1.0 - np.exp(-epsilon) * (1.0 - delta - fpr)
+    return np.clip(np.minimum(low, high), 0.0, 1.0)
+
+
+def epsilon_low(
+    scores: np.ndarray, member: np.ndarray, delta: float, level: float = 0.95, group: np.ndarray | None = None
+) -> float:
+    """A lower bound on ε, too large with probability at most 1 − level: scores [n], member [n] fair coins, group [n].
+
+    Scores are replaced by their ranks in their group, so that the guesses are the records of highest and lowest rank.
+    """
+    return statistics.one_run(*_ranked(scores, member, group), delta, 1 - level).epsilon
+
+
+def excess(
+    scores: np.ndarray,
+    member: np.ndarray,
+    epsilon: float,
+    delta: float,
+    level: float = 0.95,
+    fprs: tuple[float, ...] = FPRS,
+    group: np.ndarray | None = None,
+) -> dict[str, float]:
+    """By how much true positives exceed, at each of some false positive rates, the most that (ε, δ) privacy leaves.
+
+    "In" is said of the records of highest score, of as many as were said to be in if the curve ran on the edge of what
+    is allowed: n/2·(FPR + allowed TPR). From the right ones among them the most is taken away that privacy leaves with
+    a probability above (1 − level)/rates, and the difference is divided by the members. Positive somewhere: (ε, δ) does
+    not hold, or something happened that has a probability of at most 1 − level. Where so few are said to be in that no
+    number of right ones would be too many, nothing can be found, and the result is not positive.
+    """
+    ranks, coins = _ranked(scores, member, group)
+    by_rank = coins[np.argsort(-ranks, kind="stable")]
+    tail = (1 - level) / len(fprs)
+    found = {}
+    for fpr in fprs:
+        guesses = round(len(coins) * (fpr + float(allowed_tpr(fpr, epsilon, delta))) / 2)
+        most = _most_correct(len(coins), guesses, epsilon, delta, tail)
+        found[f"{fpr:g}"] = (int(by_rank[:guesses].sum()) - most) / max(1, int(coins.sum()))
+    return found
+
+
+def _ranked(scores: np.ndarray, member: np.ndarray, group: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """[n]: each score as its rank in its group, from −1/2 to 1/2; and the coins in the same order."""
+    parts = _parts(scores, member, group)
+    ranks = [(rankdata(s) - (len(s) + 1) / 2) / len(s) for s, _ in parts]
+    return np.concatenate(ranks), np.concatenate([m for _, m in parts])
+
+
+def _most_correct(records: int, guesses: int, epsilon: float, delta: float, tail: float) -> int:
+    """The largest number of right guesses that an (ε, δ)-private training gives with a probability above `tail`."""
+    low, high = 0, guesses  # `low` right guesses are not too many
+    while low < high:
+        middle = (low + high + 1) // 2
+        if statistics.one_run_p_value(records, guesses, middle, epsilon, delta) > tail:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _parts(scores: np.ndarray, member: np.ndarray, group: np.ndarray | None) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Scores and coins of each group; scores of different groups are never compared with each other."""
+    if group is None:
+        return [(scores, member)]
+    return [(scores[group == g], member[group == g]) for g in np.unique(group)]

@@ -1,0 +1,31 @@
+"""Plays an inference attack by its name: each module below knows one question and answers it with an `Outcome`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from fedveil.attacks.catalog import inference_settings
+from fedveil.attacks.inference.outcome import Outcome
+from fedveil.attacks.seats import Inference
+from fedveil.config import Config
+
+Progress = Callable[[int, int], None]
+Attack = Callable[[Config, Inference, Progress], Outcome]
+
+MODULES = {
+    "inversion": "inversion",
+    "loss-threshold": "membership",
+    "lira": "membership",
+    "rmia": "membership",
+    "client-membership": "participation",
+    "melis": "properties",
+}
+
+
+def run(config: Config, progress: Progress = lambda done, total: None) -> Outcome:
+    """Trains what the config describes, attacks it from the seat that `[attack]` names, and scores."""
+    asked = config.attack
+    settings = inference_settings(asked.name, **asked.given())
+    attack: Attack = import_module(f"fedveil.attacks.inference.{MODULES[asked.name]}").attack
+    return attack(config, settings, progress)

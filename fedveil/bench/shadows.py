@@ -1,0 +1,91 @@
+"""What a shadow federation costs: many trained side by side against one alone.
+
+The same federation on both sides, on data of MNIST's shape: 10 clients of 500 examples, all of them in every round, batches
+of 25, five epochs each. A turn is a few rounds from the start; both sides take turns in one process, after compilation,
+each with as many clients at once as it chooses itself. Each turn gives one ratio of seconds per shadow; the figure is
+their median, with the quartiles beside it. A ratio is the batch's over the one alone: under 1 the batch is faster.
+
+| row | model |
+|---|---|
+| `shadows/logistic` | multinomial logistic regression |
+| `shadows/mlp` | 784, 64, 32, 10 |
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from fedveil import api
+from fedveil.assemble import Federation
+from fedveil.attacks.inference.shadows import Fleet
+from fedveil.bench.rows import row
+from fedveil.data.arrays import from_arrays
+
+MODELS = ("logistic", "mlp")
+CLIENTS, SIZE, BATCH, EPOCHS = 10, 500, 25, 5
+
+
+def run(
+    shadows: int = 64, rounds: int = 2, repeats: int = 7, progress: Callable[[str], None] = lambda line: None
+) -> list[dict[str, object]]:
+    """The rows of the module's table."""
+    rows = []
+    for model in MODELS:
+        federation = _federation(model, rounds)
+        together, alone = _together(federation, shadows), _alone(federation)
+        progress(f"bench shadows: {model}")
+        together(), alone()  # the first turn compiles and warms up
+        turns = [(together() / shadows, alone()) for _ in range(repeats)]
+        rows.append(row(f"shadows/{model}", [a for a, _ in turns], [b for _, b in turns]))
+    return rows
+
+
+def _federation(model: str, rounds: int) -> Federation:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (CLIENTS * SIZE, 28, 28, 1), np.uint8)
+    data = from_arrays(x, rng.integers(0, 10, len(x)), x[:8], np.arange(8), 10)
+    settings = {
+        "data": {"partition": "iid", "clients": CLIENTS, "per_client": SIZE},
+        "model": {"name": model},
+        "train": {"per_round": CLIENTS, "local_epochs": EPOCHS, "batch": BATCH, "lr": 1e-3, "rounds": rounds},
+    }
+    return api.federation(settings, data=data)
+
+
+def _together(federation: Federation, shadows: int) -> Callable[[], float]:
+    """A function that trains all shadows and says how many seconds their rounds took."""
+    given = np.random.default_rng(1).random((shadows, CLIENTS * SIZE)) < 0.5
+    fleet, block = Fleet(federation, range(shadows), given), federation.simulator.block
+
+    def train() -> float:
+        seconds = 0.0
+        for who in fleet.parts():
+            roots, state = fleet.start(who)
+            block(state)
+            started = time.perf_counter()
+            for number in range(federation.rounds):
+                state, _ = fleet.round(state, who, roots, number)
+            block(state)
+            seconds += time.perf_counter() - started
+        return seconds
+
+    return train
+
+
+def _alone(federation: Federation) -> Callable[[], float]:
+    """The same for one federation: rounds of the simulator."""
+    simulator, block = federation.simulator, federation.simulator.block
+
+    def train() -> float:
+        state = simulator.start()
+        block(state)
+        started = time.perf_counter()
+        for number in range(federation.rounds):
+            state, _ = simulator.round(state, number)
+        block(state)
+        return time.perf_counter() - started
+
+    return train

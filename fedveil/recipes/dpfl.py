@@ -1,0 +1,389 @@
+"""dpfl: Tables II to IV, Figs 1 and 4 to 11.
+
+The paper names no clip α, no number of rounds and no local epochs: α = 1, 200 rounds and one epoch are ours, and stand in
+every cell's settings. α scales clip and noise alike, so it decides how far the model moves and not how much noise an update
+carries. Updates reach the model by their mean (the main row) or as Algorithm 3 line 10 is printed, which moves it about a
+thousand times less; the public set alone stands beside both. In the attacks a client makes one SGD step on one example, so
+that its update is its gradient, and the server attacks what it receives; noise in units of the gradient is 2α/ε_i then,
+whatever the learning rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedveil.recipes.cell import Cell, Chart, Measure, Recipe, Size
+
+BUDGETS = ("0.5", "1", "5", "10")
+ACCURACY = Measure("accuracy", "accuracy")
+HALF = Measure("half", "accuracy after half of the rounds")
+
+# Section V-A: two classes per client and batches of 128, or equal parts of all ten and batches of 50.
+CLASSES = ("data.partition=classes", "data.classes_per_client=2", "train.batch=128")
+DATA: dict[str, tuple[str, ...]] = {
+    "mnist": ("data.name=mnist", "data.split=dpfl", *CLASSES),
+    "fashion-mnist": ("data.name=fashion-mnist", "data.split=dpfl", *CLASSES),
+    "cifar10": ("data.name=cifar10", "data.split=dpfl", "data.partition=iid", "train.batch=50"),
+}
+CLIENTS = ("model.name=dpfl-net", "train.optimizer=adam", "train.lr=0.01", "train.batching=shuffle")
+
+DPFL = ("defense.name=dpfl", "defense.clip=1.0")
+BASELINE = ("defense.name=dpfl", "defense.clip=1e6", "defense.epsilon=1e15")  # selection and fine-tuning, no noise
+PUBLIC_ONLY = ("defense.name=dpfl", "defense.public_only=true")
+AS_PRINTED = ("defense.server_step=as-printed",)
+
+
+def _budget(epsilon: str) -> str:
+    return f"defense.epsilon={float(epsilon)}"
+
+
+# --- Table II
+
+
+def table_2(size: Size) -> list[Cell]:
+    """Rows: ε; columns: α, which the paper does not name."""
+    setting = (
+        "data.name=mnist", "data.split=dpfl", "data.partition=iid", "data.clients=1", "train.per_round=1",
+        "train.local_epochs=1", "train.batch=128", *CLIENTS, "defense.name=none",
+        f"data.per_client={size.pick(full=50_000, quick=10_000)}", f"train.rounds={size.pick(full=40, quick=3)}",
+    )  # fmt: skip
+    made = []
+    for clip in size.pick(full=(1.0, 10.0), quick=(1.0,)):
+        for epsilon in size.pick(full=BUDGETS, quick=("0.5", "10")):
+            options: dict[str, Any] = {"epsilon": float(epsilon), "clip": clip, "target": 0.983}
+            options["draws"] = size.pick(full=10, quick=3)
+            note = "the paper names no clip"
+            made.append(Cell(f"ε = {epsilon}", f"clip {clip:g}", "noised-epoch", setting, options, note=note))
+    return made
+
+
+# --- Table III, Figs 4 to 6
+
+
+def _federation(name: str, size: Size) -> tuple[str, ...]:
+    """100 clients of 500 examples, 10 per round; quick: 20 of 200, 4 per round, batches of 50, a public set of 500."""
+    full = ("data.clients=100", "data.per_client=500", "train.per_round=10", "train.rounds=200", "train.local_epochs=1")
+    few = (
+        "data.clients=20", "data.per_client=200", "train.per_round=4", "train.rounds=10", "train.local_epochs=1",
+        "train.batch=50", "train.eval_every=5", "defense.public=0.05",
+    )  # fmt: skip
+    return (*DATA[name], *CLIENTS, *size.pick(full=full, quick=few))
+
+
+def _training(name: str, size: Size, row: str, column: str, how: tuple[str, ...], note: str = "") -> Cell:
+    return Cell(row, column, "curve", (*how, *_federation(name, size)), seeds=size.pick(full=3, quick=1), note=note)
+
+
+def _trainings(name: str, size: Size, epsilon: str) -> dict[str, tuple[str, ...]]:
+    """What is trained at one ε, by the name of its row."""
+    made: dict[str, tuple[str, ...]] = {"dpfl": (*DPFL, _budget(epsilon))}
+    if size.full or (name == "mnist" and epsilon == "10"):
+        made["dpfl, server step as printed"] = (*DPFL, _budget(epsilon), *AS_PRINTED)
+    return made
+
+
+UNNOISED = {"baseline": BASELINE, "public set only": PUBLIC_ONLY}
+QUICK_BUDGETS = ("0.5", "10")
+
+
+def table_3(size: Size) -> list[Cell]:
+    made = []
+    for name in DATA:
+        made += [_training(name, size, row, name, how) for row, how in UNNOISED.items()]
+        if size.full:
+            made.append(_training(name, size, "baseline, server step as printed", name, (*BASELINE, *AS_PRINTED)))
+        for epsilon in size.pick(full=BUDGETS, quick=QUICK_BUDGETS):
+            for row, how in _trainings(name, size, epsilon).items():
+                made.append(_training(name, size, f"{row}, ε = {epsilon}", name, how))
+    return made
+
+
+def _by_budget(name: str, size: Size) -> list[Cell]:
+    """The trainings of Table III along ε; those without noise are the same all along."""
+    made = []
+    for epsilon in size.pick(full=BUDGETS, quick=QUICK_BUDGETS):
+        rows = {**UNNOISED, **_trainings(name, size, epsilon)}
+        made += [_training(name, size, row, epsilon, how) for row, how in rows.items()]
+    return made
+
+
+# --- Table IV, Fig 11
+
+MODELS = {"mnist": "mnist model", "cifar10": "cifar10 model"}
+
+
+def _timed(name: str, size: Size) -> tuple[str, ...]:
+    few = ("data.clients=10", "train.per_round=5", "data.per_client=200", "train.batch=50", "train.local_epochs=1")
+    full = ("data.clients=100", "train.per_round=10", "data.per_client=500", "train.local_epochs=1")
+    return (*DATA[name], *CLIENTS, *size.pick(full=full, quick=few))
+
+
+def table_4(size: Size) -> list[Cell]:
+    rows = {"dpfl": (*DPFL, "defense.finetune=false"), "lip": ("defense.name=lip", "defense.clip=1.0")}
+    options = {"repeats": size.pick(full=200, quick=50)}
+    return [
+        Cell(row, column, "noise-time", (*how, *_timed(name, size)), options)
+        for name, column in MODELS.items()
+        for row, how in rows.items()
+    ]
+
+
+def fig_11(size: Size) -> list[Cell]:
+    public = size.pick(full=(), quick=("defense.public=0.05",))
+    rows = {
+        "none": ("defense.name=none",),
+        "dpfl": (*DPFL, *public),
+        "dpfl, no fine-tuning": (*DPFL, "defense.finetune=false"),
+        "lip": ("defense.name=lip", "defense.clip=1.0"),
+    }
+    rows = rows if size.full else {row: rows[row] for row in ("none", "dpfl", "lip")}
+    options = {"rounds": size.pick(full=20, quick=4)}
+    return [
+        Cell(row, column, "round-time", (*how, *_timed(name, size)), options)
+        for name, column in MODELS.items()
+        for row, how in rows.items()
+    ]
+
+
+# --- Figs 1 and 7 to 10: one example, one step, at the server
+
+ATTACKED = (
+    "model.name=dpfl-net", "model.init=uniform-0.5", "train.lr=0.01", "train.local_steps=1", "train.batching=shuffle",
+    "attack.tap=server",
+)  # fmt: skip
+DLG = ("attack.name=dlg",)
+COSINE = ("attack.name=inverting", "attack.label=given")
+ITERATIONS = {DLG: {"full": 300, "quick": 60}, COSINE: {"full": 4800, "quick": 400}}
+NOISED = (*DPFL, "defense.finetune=false", "defense.selection=uniform")
+UNPROTECTED = ("defense.name=none",)
+CLIPPED = (*NOISED, "defense.epsilon=1e15")
+LIP = ("defense.name=lip", "defense.clip=1.0", "defense.epsilon=10.0")
+CONVOLUTIONS = {
+    "mnist": ["conv1", "conv2"],
+    "fashion-mnist": ["conv1", "conv2"],
+    "cifar10": ["conv1", "conv2", "conv3"],
+}
+
+
+def _attacked(name: str, size: Size, attack: tuple[str, ...]) -> tuple[str, ...]:
+    """16 images of 16 clients; quick: 4, and fewer iterations."""
+    images = size.pick(full=16, quick=4)
+    few = (f"data.clients={images}", f"attack.images={images}", f"data.per_client={size.pick(full=500, quick=100)}")
+    return (
+        *DATA[name],
+        *ATTACKED,
+        "train.batch=1",
+        *few,
+        *attack,
+        f"attack.iterations={size.pick(**ITERATIONS[attack])}",
+    )
+
+
+def _attack(
+    name: str,
+    size: Size,
+    row: str,
+    how: tuple[str, ...],
+    attack: tuple[str, ...],
+    layers: list[str] | None = None,
+    column: str | None = None,
+) -> Cell:
+    """One study; `layers`: those whose gradients the attacker matches, all where none are named."""
+    options: Mapping[str, Any] = {} if layers is None else {"layers": layers}
+    return Cell(row, column or name, "attack-layers", (*how, *_attacked(name, size, attack)), options)
+
+
+def fig_1(size: Size) -> list[Cell]:
+    made = []
+    for name in size.pick(full=("mnist", "cifar10"), quick=("mnist",)):
+        convolutions = CONVOLUTIONS[name]
+        made += [
+            _attack(name, size, "none, all layers", UNPROTECTED, DLG),
+            _attack(name, size, "lip, convolutions", LIP, DLG, convolutions),
+            _attack(name, size, "lip, dense layer", LIP, DLG, ["dense"]),
+        ]
+        if size.full:
+            made += [
+                _attack(name, size, "none, convolutions", UNPROTECTED, DLG, convolutions),
+                _attack(name, size, "none, dense layer", UNPROTECTED, DLG, ["dense"]),
+                _attack(name, size, "lip, convolutions, cosine", LIP, COSINE, convolutions),
+            ]
+    return made
+
+
+PROTECTED = {
+    "none": UNPROTECTED,
+    "clip alone": CLIPPED,
+    **{f"dpfl, ε = {epsilon}": (*NOISED, _budget(epsilon)) for epsilon in reversed(BUDGETS)},
+}
+
+
+def _studies(size: Size, attack: tuple[str, ...], quick: Mapping[str, tuple[str, ...]]) -> list[Cell]:
+    """No defence, the clip alone, and DPFL at each ε; `quick`: the rows that are kept of each dataset."""
+    kept = size.pick(full=dict.fromkeys(DATA, tuple(PROTECTED)), quick=quick)
+    return [_attack(name, size, row, PROTECTED[row], attack) for name, rows in kept.items() for row in rows]
+
+
+def fig_7(size: Size) -> list[Cell]:
+    few = {"mnist": ("none", "clip alone", "dpfl, ε = 10", "dpfl, ε = 0.5"), "cifar10": ("none", "dpfl, ε = 10")}
+    return _studies(size, DLG, few)
+
+
+def fig_9(size: Size) -> list[Cell]:
+    return _studies(size, COSINE, {"mnist": ("none", "dpfl, ε = 10")})
+
+
+def _noised(*layers: str) -> tuple[str, ...]:
+    names = ", ".join(f'"{layer}"' for layer in layers)
+    return (*LIP, f"defense.layers=[{names}]")
+
+
+def fig_10(size: Size) -> list[Cell]:
+    """Who matches all layers, and who knows that noise is in some and leaves these out."""
+    rows = {
+        "none": (UNPROTECTED, None),
+        "noise on conv1 and dense": (_noised("conv1", "dense"), ["conv2"]),
+        "noise on conv2 and dense": (_noised("conv2", "dense"), ["conv1"]),
+        "noise on all layers": (_noised("conv1", "conv2", "dense"), None),
+    }
+    made = []
+    for row, (how, clean) in rows.items():
+        made.append(_attack("mnist", size, row, how, COSINE, column="all layers matched"))
+        if clean is not None:
+            made.append(_attack("mnist", size, row, how, COSINE, clean, column="clean layers matched"))
+    return made
+
+
+CONTENT = Measure("success_rate", "content recovered")
+SSIM = Measure("ssim", "SSIM")
+MSE = Measure("mse", "mean square error", 4)
+LOSS = Measure("loss.end", "loss at the end", 4)
+SMALLER_TRAINING = (
+    "20 clients of 200 examples, 4 per round, 10 rounds, batches of 50, a public set of 500; ε of 0.5 and 10; one seed"
+)
+SMALLER_ATTACK = "4 images, 60 iterations of L-BFGS or 400 of Adam, fewer rows"
+PUBLIC = (
+    "the paper names neither clip nor rounds; the public set comes from the test images, and what it teaches by itself "
+    "has a row of its own, beside which the clients' part in the accuracy has to be judged"
+)
+
+RECIPES: tuple[Recipe, ...] = (
+    Recipe(
+        "dpfl/table-2",
+        "Accuracy of a trained model after one noised epoch, ε by PoGZ or evenly (MNIST)",
+        table_2,
+        (
+            Measure("baseline_accuracy", "accuracy before"),
+            Measure("pogz", "accuracy, ε by PoGZ"),
+            Measure("even", "accuracy, ε evenly"),
+            Measure("promotion", "PoGZ over even, less 1"),
+        ),
+        "10,000 images, 3 epochs, two ε, 3 draws of the noise",
+        why="the paper names no clip α, to which the noise is proportional: two values are shown. PoGZ gains only what the "
+        "layers' shares of positive outputs differ by",
+    ),
+    Recipe(
+        "dpfl/table-3",
+        "Accuracy of the global model by ε, and of the public set alone",
+        table_3,
+        (ACCURACY, HALF),
+        SMALLER_TRAINING,
+        why=PUBLIC,
+    ),
+    Recipe(
+        "dpfl/table-4",
+        "Time to noise one update",
+        table_4,
+        (Measure("milliseconds", "ms for one update", 4),),
+        "10 clients, 50 repetitions",
+        why="both defences are one compiled program here, which draws as many numbers; LIP's published time is that of its "
+        "implementation. Importances are measured once before training and are not in these times, as in the paper",
+    ),
+    Recipe(
+        "dpfl/fig-1",
+        "DLG on all layers, and on convolutions or the dense layer alone under LIP (ε = 10)",
+        fig_1,
+        (CONTENT, SSIM, MSE, LOSS),
+        f"{SMALLER_ATTACK}; MNIST alone",
+        why="LIP's clip shortens gradients of a larger L1 norm, which a match by squared distance takes for content; the "
+        "cosine does not mind",
+    ),
+    Recipe(
+        "dpfl/fig-4",
+        "Accuracy by ε, MNIST, two classes per client",
+        lambda size: _by_budget("mnist", size),
+        (ACCURACY, HALF),
+        SMALLER_TRAINING,
+        why=PUBLIC,
+        chart=Chart("accuracy", "ε", "accuracy", x_log=True),
+    ),
+    Recipe(
+        "dpfl/fig-5",
+        "Accuracy by ε, Fashion-MNIST, two classes per client",
+        lambda size: _by_budget("fashion-mnist", size),
+        (ACCURACY, HALF),
+        SMALLER_TRAINING,
+        why=PUBLIC,
+        chart=Chart("accuracy", "ε", "accuracy", x_log=True),
+    ),
+    Recipe(
+        "dpfl/fig-6",
+        "Accuracy by ε, CIFAR-10, i.i.d. clients",
+        lambda size: _by_budget("cifar10", size),
+        (ACCURACY, HALF),
+        SMALLER_TRAINING,
+        why=PUBLIC,
+        chart=Chart("accuracy", "ε", "accuracy", x_log=True),
+    ),
+    Recipe(
+        "dpfl/fig-7",
+        "DLG by squared distance against DPFL on all layers",
+        fig_7,
+        (CONTENT, SSIM, MSE),
+        f"{SMALLER_ATTACK}; MNIST and CIFAR-10",
+        why="the clip alone, without noise, already misleads a match by squared distance where it binds: its row tells the "
+        "two apart",
+    ),
+    Recipe(
+        "dpfl/fig-8",
+        "The loss of DLG by ε",
+        fig_7,
+        (
+            Measure("loss.0", "loss at the start", 4),
+            Measure("loss.1", "after 1 iteration", 4),
+            Measure("loss.10", "after 10", 4),
+            Measure("loss.30", "after 30", 4),
+            Measure("loss.100", "after 100", 4),
+            LOSS,
+        ),
+        f"{SMALLER_ATTACK}; MNIST and CIFAR-10",
+        why="one iteration here is up to 20 steps of L-BFGS. The loss ends near the square of the noise that the gradient "
+        "carries, whatever is recovered: it tells how much noise there is, not how well it protects",
+    ),
+    Recipe(
+        "dpfl/fig-9",
+        "DLG by cosine (inverting gradients) against DPFL on all layers",
+        fig_9,
+        (CONTENT, SSIM, MSE),
+        f"{SMALLER_ATTACK}; MNIST alone",
+        why="labels are granted to the attacker, as in the attack's own paper",
+    ),
+    Recipe(
+        "dpfl/fig-10",
+        "DLG by cosine with noise on some layers only (ε = 10, MNIST)",
+        fig_10,
+        (CONTENT, SSIM, MSE),
+        "4 images, 400 iterations",
+        why="an attacker who knows which layers are noised leaves them out; one who matches all of them is hampered by the "
+        "noise in the others",
+    ),
+    Recipe(
+        "dpfl/fig-11",
+        "Computation of a round with DPFL and with LIP",
+        fig_11,
+        (Measure("milliseconds", "ms per client and local iteration", 3),),
+        "10 clients, 5 per round, 200 examples each, 4 rounds; a public set of 500",
+        why="the time is that of whole rounds, training and fine-tuning included, and not of the noise alone",
+    ),
+)

@@ -1,0 +1,177 @@
+"""How each kind of cell is measured: a function from a job to plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedveil.config import Config, for_attack, load
+from fedveil.recipes.cell import Job
+from fedveil.recipes.kinds_cpl import attack_steps, compare_attacks
+from fedveil.recipes.kinds_dpfl import attack_layers, noise_time, noised_epoch
+from fedveil.recipes.kinds_two_dp_fl import curve
+
+Result = dict[str, Any]
+
+
+def _config(job: Job) -> Config:
+    return load(None, list(job.settings))
+
+
+def train(job: Job) -> Result:
+    """A whole training: accuracy, seconds, and ε of every tap.
+
+    `history`: also the accuracy of every evaluated round and the loss of every round.
+    """
+    import fedveil
+    from fedveil.data.catalog import DATASETS
+
+    config = _config(job)
+    done = fedveil.train(config)
+    scored = [(int(row["round"]) + 1, float(row["accuracy"])) for row in done.history if "accuracy" in row]
+    result: Result = {
+        "accuracy": done.accuracy,
+        "split": done.split,
+        "loss": done.loss,
+        "rounds": done.rounds,
+        "seconds": done.seconds,
+        "compile_seconds": done.compile_seconds,
+        "chance": 1.0 / max(2, DATASETS[config.data.name].classes),
+        "ledger": epsilons(done.ledger),
+    }
+    if job.options.get("history"):
+        result["history"] = scored
+        result["train_loss"] = [[int(row["round"]) + 1, row["train_loss"]] for row in done.history]
+    return result
+
+
+def epsilons(rows: list[Any]) -> dict[str, float | None]:
+    """ε by `tap/unit/accountant/rule/adjacency`."""
+    return {f"{row.tap}/{row.unit}/{row.accountant}/{row.rule}/{row.adjacency}": row.epsilon for row in rows}
+
+
+def attack(job: Job) -> Result:
+    """A study of reconstructions: `fedveil attack`."""
+    from fedveil.assemble import prepare
+    from fedveil.attacks import study
+
+    config = for_attack(_config(job))
+    federation = prepare(config, trainable=False)
+    number = config.attack.round or 0
+    state = federation.simulator.start()
+    for done in range(number):
+        state, _ = federation.simulator.round(state, done)
+    return study.run(federation, state, number, config.attack).as_dict()
+
+
+def infer(job: Job) -> Result:
+    """An inference attack: `fedveil attack` with one of these names."""
+    from fedveil.attacks.inference.run import run
+
+    return run(_config(job)).document
+
+
+def account(job: Job) -> Result:
+    """The account of a config, without training; `rounds` and `accountants` as options."""
+    from fedveil.assemble import plan
+    from fedveil.privacy import ledger
+
+    made = plan(_config(job))
+    rounds = int(job.options.get("rounds", made.setting.rounds))
+    kinds = tuple(job.options.get("accountants", ("paper", "pld")))
+    rows = ledger.rows(made.defenses, made.setting, rounds, accountants=kinds)
+    return {"rounds": rounds, "ledger": epsilons(rows)}
+
+
+def norms(job: Job) -> Result:
+    """Mean L2 norm of example gradients at the first local step of so many clients, round by round (fed-cdp, Fig. 3)."""
+    from fedveil.assemble import prepare
+
+    federation = prepare(_config(job))
+    simulator = federation.simulator
+    clients = list(range(min(int(job.options.get("clients", 100)), federation.partition.clients)))
+    state = simulator.start()
+    found = []
+    for number in range(federation.rounds + 1):
+        if number in job.options["at"]:
+            seen = simulator.observe_many(state, number, clients, frozenset({"example"}))["example"][0]
+            squares = sum(np.square(a).reshape(*a.shape[:2], -1).sum(axis=2) for a in jax.tree.leaves(seen))
+            found.append([number, float(np.sqrt(squares).mean())])
+        if number < federation.rounds:
+            state, _ = simulator.round(state, number)
+    return {"norms": found, "first": found[0][1], "last": found[-1][1], "ratio": found[-1][1] / found[0][1]}
+
+
+def dataset(job: Job) -> Result:
+    """What a dataset holds."""
+    from fedveil.assemble import prepare
+
+    federation = prepare(_config(job))
+    data = federation.dataset
+    return {
+        "train": len(data.train),
+        "held_out": len(data.held_out),
+        "features": int(np.prod(data.shape)),
+        "classes": data.classes,
+        "per_client": int(np.median(federation.partition.length)),
+    }
+
+
+def round_time(job: Job) -> Result:
+    """Milliseconds per client and local iteration: a training round after a first one that compiles."""
+    import time
+
+    from fedveil.assemble import prepare
+
+    federation = prepare(_config(job))
+    simulator, setting = federation.simulator, federation.simulator.task.setting
+    state = simulator.start()
+    times = []
+    for number in range(int(job.options.get("rounds", 6))):
+        begun, compiled = time.monotonic(), simulator.compile_seconds
+        state, report = simulator.round(state, number)
+        simulator.block(state)
+        if simulator.compile_seconds == compiled:
+            times.append((time.monotonic() - begun) / max(1, report.row()["clients"]) / setting.local_steps * 1e3)
+    return {"milliseconds": float(np.median(times)), "low": float(min(times)), "high": float(max(times))}
+
+
+def calibrated(job: Job) -> Result:
+    """A training whose noise the ledger sets: the least that keeps `epsilon`, `delta` at `tap` for `unit`."""
+    from fedveil.assemble import plan
+    from fedveil.privacy import calibrate
+
+    made = plan(_config(job))
+    wanted = {key: job.options[key] for key in ("epsilon", "delta", "tap", "unit")}
+    found = calibrate.noise_for(made.defenses, made.setting, calibrate.Goal(**wanted))
+    settings = (*job.settings, f"defense.{found.place}.{found.key}={found.value!r}")
+    result = train(Job(job.kind, settings, {}))
+    assumes = list(found.row.assumptions)
+    return {
+        **result,
+        "noise": found.value,
+        "epsilon": found.row.epsilon,
+        "adjacency": found.row.adjacency,
+        "assumes": assumes,
+    }
+
+
+KINDS: dict[str, Callable[[Job], Result]] = {
+    "train": train,
+    "calibrated": calibrated,
+    "attack": attack,
+    "attack-steps": attack_steps,
+    "compare-attacks": compare_attacks,
+    "infer": infer,
+    "ledger": account,
+    "norms": norms,
+    "dataset": dataset,
+    "round-time": round_time,
+    "curve": curve,
+    "attack-layers": attack_layers,
+    "noise-time": noise_time,
+    "noised-epoch": noised_epoch,
+}

@@ -1,0 +1,179 @@
+"""Measurements of dpfl: one noised epoch on a trained model, the time that noise takes, attacks on some of the layers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedveil.config import for_attack, load
+from fedveil.models.layers import Array, Params
+from fedveil.models.net import Model
+from fedveil.recipes.cell import Job
+
+Result = dict[str, Any]
+SHOWN = (0, 1, 10, 30, 100, 300, 1000)  # iterations at which a trace of the attack's loss is read
+
+
+# --- Table II
+
+
+def noised_epoch(job: Job) -> Result:
+    """Accuracy of a trained model after one more epoch whose update is clipped and noised (dpfl, Table II).
+
+    The config is one client that holds everything. It is trained to the accuracy `target`, or to the end of its rounds; the
+    weight difference of one more epoch is clipped in L1 norm to `clip` and noised with ε divided among the layers by PoGZ,
+    taken on the public set, or evenly. Accuracy is the mean over `draws` of the noise.
+    """
+    from fedveil.defenses import importance
+    from fedveil.privacy import clip, noise
+
+    federation, params, update = _trained(job.settings, float(job.options["target"]))
+    simulator, data = federation.simulator, federation.dataset
+    x = jnp.asarray(data.public.x).astype(simulator.task.dtype) * data.scale
+    pogz = importance.pogz(simulator.task.model, params, x, jnp.asarray(data.public.y), jnp.ones(len(x), bool))
+    shares = {
+        "pogz": {name: float(part) for name, part in importance.shares_of_budget(pogz).items()},
+        "even": dict.fromkeys(params, 1.0 / len(params)),
+    }
+    bound, epsilon = float(job.options["clip"]), float(job.options["epsilon"])
+    spread = 2.0 * simulator.task.setting.lr * bound
+    moved = jax.tree.map(jnp.add, params, clip.clip_l1(update, bound))
+
+    def accuracy(parts: dict[str, float], draw: int) -> float:
+        unit = noise.laplace(jax.random.key(draw), moved, spread / epsilon)
+        noised = {name: jax.tree.map(lambda a, n, s=parts[name]: a + n / s, moved[name], unit[name]) for name in moved}
+        return simulator.evaluate(noised)[0]
+
+    draws = range(int(job.options["draws"]))
+    found = {name: float(np.mean([accuracy(parts, draw) for draw in draws])) for name, parts in shares.items()}
+    return {
+        "baseline_accuracy": simulator.evaluate(params)[0],
+        "clipped_accuracy": simulator.evaluate(moved)[0],
+        **found,
+        "promotion": found["pogz"] / found["even"] - 1.0,
+        "update_l1": float(sum(np.abs(a).sum() for a in jax.tree.leaves(update))),
+        "shares": shares["pogz"],
+    }
+
+
+@lru_cache(maxsize=1)
+def _trained(settings: tuple[str, ...], target: float) -> tuple[Any, Params, Params]:
+    """A federation, its model once it has reached the accuracy, and what one more epoch adds to it."""
+    from fedveil.assemble import prepare
+
+    federation = prepare(load(None, list(settings)))
+    simulator = federation.simulator
+    state, number = simulator.start(), 0
+    while number < federation.rounds:
+        state, _ = simulator.round(state, number)
+        number += 1
+        if simulator.evaluate(state.params)[0] >= target:
+            break
+    before = jax.device_get(state.params)
+    state, _ = simulator.round(state, number)
+    after = jax.device_get(state.params)
+    return federation, jax.tree.map(jnp.asarray, before), jax.tree.map(lambda a, b: jnp.asarray(a - b), after, before)
+
+
+# --- Table IV
+
+
+def noise_time(job: Job) -> Result:
+    """Milliseconds that a client's defence takes for one update, clip and noise, its importances being known."""
+    from fedveil.assemble import prepare
+    from fedveil.defenses.base import At
+
+    simulator = prepare(load(None, list(job.settings))).simulator
+    task, state = simulator.task, simulator.start()
+    defense = task.defenses[0]
+    memory = jax.tree.map(lambda a: a[0], state.clients["0"])
+
+    @jax.jit
+    def noised(update: Params, key: Array) -> Params:
+        at = At(task.setting, key, key, 0, task.setting.lr)
+        return defense.recall("upload", update, memory, at)[0]
+
+    times = []
+    for draw in range(int(job.options["repeats"]) + 1):
+        key = jax.random.key(draw)
+        begun = time.monotonic()
+        for leaf in jax.tree.leaves(noised(state.params, key)):
+            leaf.block_until_ready()
+        times.append((time.monotonic() - begun) * 1e3)
+    kept = times[1:]  # the first one compiles
+    return {"milliseconds": float(np.median(kept)), "low": float(min(kept)), "high": float(max(kept))}
+
+
+# --- Figs 1 and 7 to 10
+
+
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """A network of which an attacker looks at some layers: the others are constants to it, `held`."""
+
+    model: Model
+    held: Params
+
+    def init(self, key: Array) -> Params:
+        return {name: own for name, own in self.model.init(key).items() if name not in self.held}
+
+    def apply(self, params: Params, x: Array) -> Array:
+        return self.model.apply({**self.held, **params}, x)
+
+
+def attack_layers(job: Job) -> Result:
+    """A study of reconstructions with the attack's loss along the way; `layers`: those whose gradients are matched.
+
+    `loss` holds the median over the attacks of the squared gradient distance as an iteration opens; an attack that has
+    ended keeps its last.
+    """
+    from fedveil.assemble import prepare
+    from fedveil.attacks import truth
+    from fedveil.attacks.catalog import settings
+    from fedveil.attacks.observe import from_tap
+    from fedveil.attacks.run import attack
+    from fedveil.attacks.score import score
+    from fedveil.attacks.study import check_tap, pooled
+
+    config = for_attack(load(None, list(job.settings)))
+    asked = config.attack
+    check_tap(asked)
+    federation = prepare(config, trainable=False)
+    clients = list(range(asked.images))
+    x, y = truth.of_tap(federation, 0, clients, asked.at)
+    seen = from_tap(federation, federation.simulator.start(), 0, clients, asked.at)
+    if job.options.get("layers"):
+        seen = only(seen, tuple(job.options["layers"]))
+    made = settings(asked.name, **asked.given())
+    if made.label == "given":
+        seen = replace(seen, known_labels=y)
+    done = attack(seen, made, seeds=range(asked.seeds), precision=config.speed.precision)
+    found = pooled([score(done, x, y, asked.rule, federation.dataset.groups)])
+    return {"attack": made.name, "tap": asked.at, **found, "loss": losses(done.trace, made.iterations)}
+
+
+def only(seen: Any, layers: tuple[str, ...]) -> Any:
+    """An observation of the gradients of some layers; the whole model stays known."""
+    held = {name: own for name, own in seen.params.items() if name not in layers}
+    return replace(
+        seen,
+        model=Looked(seen.model, held),
+        params={name: seen.params[name] for name in layers},
+        gradients={name: seen.gradients[name] for name in layers},
+    )
+
+
+def losses(trace: np.ndarray, iterations: int) -> dict[str, float]:
+    """Median over the attacks of the loss at a few iterations and at the end; trace [attacks, iterations + 1]."""
+    known = trace.copy()
+    for place in range(1, known.shape[1]):
+        ended = np.isnan(known[:, place])
+        known[ended, place] = known[ended, place - 1]
+    at = [number for number in SHOWN if number < iterations]
+    return {**{str(n): float(np.median(known[:, n])) for n in at}, "end": float(np.median(known[:, iterations]))}

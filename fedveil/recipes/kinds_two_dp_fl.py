@@ -1,0 +1,51 @@
+"""Measurements of 2dp-fl: a training seen along its way, its noise set by the ledger where an ε is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedveil.config import load
+from fedveil.recipes.cell import Job
+
+Result = dict[str, Any]
+
+
+def curve(job: Job) -> Result:
+    """A training as `train` measures it, with the accuracy after a fifth and after half of the rounds.
+
+    `epsilon`, `delta`: the noise is the least that the ledger certifies for one record at the client tap, the same
+    multiplier at client and server. Without them the noise is that of the config. Certificates that hold after all rounds:
+    `epsilon` of one record for the server, `client_epsilon` of one client for whoever receives the model.
+    """
+    from fedveil.assemble import plan
+    from fedveil.privacy import calibrate, ledger
+    from fedveil.recipes.kinds import train
+
+    settings = job.settings
+    if "epsilon" in job.options:
+        made = plan(load(None, list(settings)))
+        goal = calibrate.Goal(job.options["epsilon"], job.options["delta"], "client", "example")
+        noise = calibrate.noise_for(made.defenses, made.setting, goal).value
+        settings = (*settings, f"defense.noise={noise!r}", f"defense.server_noise={noise!r}")
+    made = plan(load(None, list(settings)))
+    delta = ledger.delta_of(made.defenses)
+    seats = {"epsilon": ("server", "example"), "client_epsilon": ("broadcast", "client")}
+    proven = {
+        key: ledger.certified(made.defenses, made.setting, made.setting.rounds, tap, unit, delta)
+        for key, (tap, unit) in seats.items()
+    }
+    result = train(Job("train", settings, {"history": True}))
+    scored, rounds = result["history"], result["rounds"]
+    return {
+        **result,
+        "fifth": after(scored, rounds / 5),
+        "half": after(scored, rounds / 2),
+        "noise": getattr(made.defenses[0], "noise", None),
+        **{key: row.epsilon if row.certified else None for key, row in proven.items()},
+    }
+
+
+def after(scored: list[tuple[int, float]], rounds: float) -> float | None:
+    """The accuracy at the last evaluation up to a round; None where there was none."""
+    before = [accuracy for number, accuracy in scored if number <= rounds]
+    return before[-1] if before else None

@@ -1,0 +1,74 @@
+"""The page of all reproductions, made from measured cells: nothing on it is typed by hand but the summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fedveil.recipes.cache import Cache
+from fedveil.recipes.cell import FULL, QUICK, Measure, Recipe, Size
+from fedveil.recipes.published import claims_of
+from fedveil.recipes.table import Entry, entries, number
+from fedveil.report.tables import table_markdown
+
+
+def page(recipes: Iterable[Recipe], cache: Cache, summaries: Mapping[str, str]) -> str:
+    """Every recipe by paper: its summary, then each table with published figures in brackets."""
+    lines: list[str] = []
+    paper = ""
+    for recipe in recipes:
+        if recipe.paper != paper:
+            paper = recipe.paper
+            lines += [f"## {paper}", "", summaries.get(paper, "").strip(), ""]
+        lines += section(recipe, cache)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def section(recipe: Recipe, cache: Cache) -> list[str]:
+    """One recipe: the paper's size where any of it was measured, and else the quick one."""
+    lines = [f"### {recipe.name}: {recipe.title}", ""]
+    lines += [f"The paper says: {claim}" for claim in claims_of(recipe.name)]
+    lines += [""] if claims_of(recipe.name) else []
+    sizes = [size for size in (FULL, QUICK) if any(e.seeds for e in entries(recipe, size, cache))]
+    if not sizes:
+        return [*lines, "Not run.", ""]
+    for size in sizes[:1]:
+        lines += _size(recipe, size, cache)
+    if recipe.why:
+        lines += [f"Why they differ: {recipe.why}.", ""]
+    return lines
+
+
+def _size(recipe: Recipe, size: Size, cache: Cache) -> list[str]:
+    found = entries(recipe, size, cache)
+    devices = sorted({entry.device for entry in found if entry.device})
+    said = "The paper's size" if size.full else f"Quick size ({recipe.quick})"
+    lines = [f"{said}, on {', '.join(devices)}. Measured, with its interval; published in brackets.", ""]
+    for measure in recipe.measures:
+        of_measure = [entry for entry in found if entry.measure == measure]
+        if any(entry.measured is not None or entry.published is not None for entry in of_measure):
+            lines += [*_matrix(measure, of_measure), ""]
+    return lines
+
+
+def _matrix(measure: Measure, found: list[Entry]) -> list[str]:
+    """Rows by columns of one measure."""
+    columns = list(dict.fromkeys(entry.column for entry in found))
+    rows = list(dict.fromkeys(entry.row for entry in found))
+    by_place = {(entry.row, entry.column): entry for entry in found}
+    body = [[row, *(_text(by_place.get((row, column))) for column in columns)] for row in rows]
+    return table_markdown([measure.label, *columns], body).rstrip().splitlines()
+
+
+def _text(entry: Entry | None) -> str:
+    if entry is None:
+        return ""
+    digits = entry.measure.digits
+    if not entry.seeds:
+        text = "not run"
+    elif entry.measured is None:
+        text = "–"
+    else:
+        text = number(entry.measured, digits)
+    if entry.low is not None and entry.measured is not None:
+        text += f" [{number(entry.low, digits)}, {number(entry.high, digits)}]"
+    return text if entry.published is None else f"{text} ({number(entry.published, digits)})"

@@ -1,0 +1,159 @@
+"""A recipe's results as rows: published, measured, interval, gap; as a table, as markdown, as a chart."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from fedveil.recipes.cache import Cache
+from fedveil.recipes.cell import Cell, Measure, Recipe, Size
+from fedveil.recipes.published import value_of
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number of a table."""
+
+    row: str
+    column: str
+    measure: Measure
+    published: float | str | None
+    measured: float | None
+    low: float | None
+    high: float | None
+    seeds: int  # that were measured
+    device: str | None
+    note: str
+
+    @property
+    def gap(self) -> float | None:
+        """Measured less published."""
+        if self.measured is None or not isinstance(self.published, int | float):
+            return None
+        return self.measured - self.published
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "row": self.row,
+            "column": self.column,
+            "measure": self.measure.label,
+            "published": self.published,
+            "measured": self.measured,
+            "interval": None if self.low is None else [self.low, self.high],
+            "gap": self.gap,
+            "seeds": self.seeds,
+            "device": self.device,
+            "note": self.note,
+        }
+
+
+def entries(recipe: Recipe, size: Size, cache: Cache) -> list[Entry]:
+    """All numbers of a recipe; those that were not run have no measured value."""
+    return [_entry(recipe, cell, measure, cache) for cell in recipe.cells(size) for measure in recipe.measures]
+
+
+def _entry(recipe: Recipe, cell: Cell, measure: Measure, cache: Cache) -> Entry:
+    rows = [row for row in (cache.get(job) for job in cell.jobs()) if row is not None]
+    values = [v for v in (reach(row["result"], measure.key) for row in rows) if v is not None]
+    mean = sum(values) / len(values) if values else None
+    low, high = _interval(values) if len(values) > 1 else _own_interval(rows, measure)
+    return Entry(
+        cell.row,
+        cell.column,
+        measure,
+        value_of(recipe.name, cell.row, cell.column, measure.key),
+        mean,
+        low,
+        high,
+        len(rows),
+        rows[0]["device"] if rows else None,
+        cell.note,
+    )
+
+
+def reach(result: dict[str, Any], key: str) -> float | None:
+    """The number at a dotted key of a result; None where it has none."""
+    value: Any = result
+    for part in key.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return None
+        value = value[part]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _interval(values: list[float]) -> tuple[float | None, float | None]:
+    """Student's 95 % interval of the mean over seeds."""
+    from scipy.stats import t as student
+
+    count, mean = len(values), sum(values) / len(values)
+    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (count - 1))
+    half = float(student.ppf(0.975, count - 1)) * spread / math.sqrt(count)
+    return mean - half, mean + half
+
+
+def _own_interval(rows: list[dict[str, Any]], measure: Measure) -> tuple[float | None, float | None]:
+    """A study's own interval, where the measure is the rate that it belongs to."""
+    if measure.key not in ("success_rate", "auc", "ssim") or len(rows) != 1:
+        return None, None
+    result = rows[0]["result"]
+    span = result.get("ssim_interval" if measure.key == "ssim" else "interval")
+    return (span[0], span[1]) if span else (None, None)
+
+
+def chart(recipe: Recipe, size: Size, cache: Cache) -> str | None:
+    """The figure as SVG, where the recipe is one and something was measured."""
+    if recipe.chart is None:
+        return None
+    from fedveil.report.charts import Series, line_chart
+
+    asked = recipe.chart
+    found = [e for e in entries(recipe, size, cache) if e.measure.key == asked.measure and e.measured is not None]
+    lines: dict[str, list[Entry]] = {}
+    for entry in found:
+        lines.setdefault(entry.row, []).append(entry)
+    if not lines:
+        return None
+    series = [
+        Series(
+            name,
+            [float(e.column) for e in line],
+            [e.measured for e in line],
+            low=[e.low for e in line],
+            high=[e.high for e in line],
+        )
+        for name, line in lines.items()
+    ]
+    title = f"{recipe.title} ({size.name})"
+    return line_chart(series, title=title, x_label=asked.x_label, y_label=asked.y_label, x_log=asked.x_log)
+
+
+def number(value: float | str | None, digits: int) -> str:
+    """A number as the tables print it."""
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value
+    return f"{value:.{digits}g}" if abs(value) < 10 ** (-digits) and value else f"{value:.{digits}f}"
+
+
+def cells_of(entry: Entry) -> tuple[str, ...]:
+    """One line of the printed table."""
+    digits = entry.measure.digits
+    measured = "not run" if not entry.seeds else number(entry.measured, digits)
+    span = "–" if entry.low is None else f"{number(entry.low, digits)} to {number(entry.high, digits)}"
+    return (
+        entry.row,
+        entry.column,
+        entry.measure.label,
+        number(entry.published, digits),
+        measured,
+        span,
+        number(entry.gap, digits),
+        str(entry.seeds or "–"),
+    )
+
+
+HEADER = ("row", "column", "measure", "published", "measured", "interval", "gap", "seeds")

@@ -1,0 +1,150 @@
+"""Federations side by side are what each of them is alone, on the records that it was given."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedveil.assemble import prepare
+from fedveil.attacks.inference.shadows import Fleet, Sight, confidences
+from fedveil.config import from_dict
+from fedveil.errors import ConfigError
+from fedveil.rounds import keys, plan
+
+BASE = {
+    "data": {"partition": "dirichlet", "alpha": 0.5, "clients": 5},
+    "model": {"name": "logistic"},
+    "train": {"rounds": 3, "per_round": 3, "local_steps": 2, "batch": 4},
+    "speed": {"precision": "float64"},
+}
+# One federation with all that varies on the client's way, remembered from round to round; one with noise on the server's.
+KINDS = {
+    "stateful": (
+        {"sampling": "poisson", "batching": "poisson", "late": 0.3, "weights": "size", "server_momentum": 0.5},
+        [{"name": "fed-cdp", "noise": 0.5}, {"name": "dgc"}],
+        "client",
+    ),
+    "averaged": (
+        {"local_steps": None, "local_epochs": 1, "batch": 100, "dropout": 0.2},
+        [{"name": "2dp-fl"}],
+        "server",
+    ),
+}
+SEEDS = (3, 4, 5)
+VICTIM = 2
+
+
+def configured(train=None, defense=None, **sections):
+    document = {**BASE, **sections, "train": {**BASE["train"], **(train or {})}}
+    return from_dict({**document, "defense": defense or [{"name": "none"}]})
+
+
+def given_to(federation, count, share=0.5):
+    return np.random.default_rng(0).random((count, len(federation.dataset.train))) < share
+
+
+@pytest.fixture(scope="module")
+def fleets():
+    """For each kind its federation, what each of three is given, and the fleet: two at once, the second part filled up."""
+    made = {}
+    for kind, (train, defense, _) in KINDS.items():
+        federation = prepare(configured(train, defense))
+        given = given_to(federation, len(SEEDS))
+        made[kind] = federation, given, Fleet(federation, SEEDS, given, lanes=6)
+    return made
+
+
+def alone(federation, seed, given, monkeypatch, tap=None):
+    """The plain simulator on a federation whose clients never draw what they were not given: the model after the last
+    round, and where a tap is named the victim's model when it takes part for the last time."""
+    simulator, real = federation.simulator, plan.client_batches
+    simulator.seed, simulator._root = seed, keys.root(seed)
+
+    def without(law, seed, round_, client, occurrence, size):
+        rows = federation.partition.client(client)
+        return [batch[given[rows[batch]]] for batch in real(law, seed, round_, client, occurrence, size)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "client_batches", without)
+        state, values = simulator.start(), {}
+        last = max(n for n in range(federation.rounds) if VICTIM in simulator.cohort(state, n).clients)
+        for number in range(federation.rounds):
+            if tap and number == last:
+                values = simulator.observe(state, number, VICTIM, frozenset({tap, "broadcast"}))
+            state, _ = simulator.round(state, number)
+    local = jax.tree.map(np.add, values["broadcast"], values["client"]) if tap == "client" else values.get(tap)
+    return jax.device_get(state.params), local
+
+
+def distance(many, place, one):
+    pairs = zip(jax.tree.leaves(many), jax.tree.leaves(one), strict=True)
+    return max(float(np.abs(a[place] - b).max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_federation_is_as_it_is_alone(kind, fleets, monkeypatch):
+    (federation, given, fleet), tap = fleets[kind], KINDS[kind][2]
+    assert len(fleet.parts()) == 2 and fleet.at_once == 2
+    released, local = fleet.train().models, fleet.train(Sight(tap, VICTIM)).models
+    for place, seed in enumerate(SEEDS):
+        model, seen = alone(federation, seed, given[place], monkeypatch, tap if place == 1 else None)
+        assert distance(released, place, model) < 1e-9
+        assert seen is None or distance(local, place, seen) < 1e-9
+    assert distance(released, 0, jax.tree.map(lambda a: a[1], released)) > 1e-3  # seeds and records matter
+
+
+def test_the_model_that_a_client_receives(fleets):
+    federation, _, fleet = fleets["averaged"]
+    released, received = fleet.train().models, fleet.train(Sight("broadcast", VICTIM)).models
+    noise = np.concatenate([np.ravel(a - b) for a, b in zip(*map(jax.tree.leaves, (received, released)), strict=True)])
+    two_dp, setting = federation.simulator.task.defenses[0], federation.simulator.task.setting
+    assert noise.std() == pytest.approx(two_dp.server_deviation(setting, setting.lr), rel=0.1)
+
+
+def test_records_that_were_not_given_leave_no_trace(fleets, monkeypatch):
+    """Any values in their place, and the model is the same: also through divisors, clips and empty batches."""
+    federation, given, fleet = fleets["stateful"]
+    before, x = fleet.train().models, federation.simulator.x
+    nobody, someone = ~given.any(axis=0), given.all(axis=0)
+    for rows, changed in ((nobody, False), (someone, True)):
+        monkeypatch.setattr(federation.simulator, "x", x.at[np.flatnonzero(rows)].set(0.123))
+        after = fleet.train().models
+        apart = max(distance(after, place, jax.tree.map(lambda a, p=place: a[p], before)) for place in range(3))
+        assert apart > 1e-4 if changed else apart == 0
+
+
+def test_confidence_is_the_log_odds_of_the_label():
+    federation = prepare(configured())
+    models = jax.vmap(federation.simulator.task.model.init)(jax.random.split(jax.random.key(0), 3))
+    models = jax.tree.map(lambda a: a.at[2].set(np.nan), models)
+    part = federation.dataset.train.take(np.arange(7))
+    found = confidences(federation.simulator.task.model, models, part.x, part.y, scale=1.0, dtype="float64", block=4)
+    logits = jax.vmap(lambda p: federation.simulator.task.model.apply(p, part.x))(models)
+    p = np.take_along_axis(np.asarray(jax.nn.softmax(logits), float), part.y[None, :, None], axis=2)[..., 0]
+    assert found[:2] == pytest.approx(np.log(p / (1 - p))[:2], abs=1e-5)
+    assert found[2] == pytest.approx(np.log(0.1 / 0.9))  # a model that has burst is sure of nothing
+
+
+@pytest.mark.parametrize(
+    ("defense", "why"), [({"name": "dpfl"}, "drawn cohorts"), ({"name": "lip"}, "before training")]
+)
+def test_defences_that_cannot_be_made_again_are_refused(defense, why):
+    federation = prepare(configured(defense=[defense], speed={}))
+    with pytest.raises(ConfigError, match=why):
+        Fleet(federation, [0], given_to(federation, 1))
+
+
+def test_a_victim_that_never_takes_part_is_refused():
+    federation = prepare(configured({"rounds": 1, "per_round": 1}))
+    fleet = Fleet(federation, range(8), given_to(federation, 8))
+    with pytest.raises(ConfigError, match=r"attack.victim: got 2; takes no part .* raise train.rounds"):
+        fleet.train(Sight("server", VICTIM))
+
+
+def test_the_bench_compares_a_batch_with_one_alone(monkeypatch):
+    from fedveil.bench import shadows as bench
+
+    for name, value in {"MODELS": ("logistic",), "SIZE": 20, "BATCH": 10, "CLIENTS": 2}.items():
+        monkeypatch.setattr(bench, name, value)
+    (row,) = bench.run(shadows=3, rounds=1, repeats=3)
+    assert row["name"] == "shadows/logistic" and 0 < row["low"] <= row["ratio"] <= row["high"]
+    assert row["ours"] > 0 and row["theirs"] > 0

@@ -1,0 +1,168 @@
+"""The recipes of 2dp-fl: all figures are there, their configs hold, and noise is what the ledger certifies."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from importlib import resources
+
+import pytest
+
+from fedveil.config import load, resolve
+from fedveil.recipes import kinds, two_dp_fl
+from fedveil.recipes.cell import FULL, KIND_VERSIONS, QUICK, Job
+from fedveil.recipes.kinds_two_dp_fl import after
+from fedveil.recipes.published import published, value_of
+from fedveil.recipes.run import jobs_of
+
+NAMES = [f"2dp-fl/fig-{n}" for n in range(3, 8)]
+BY_NAME = {recipe.name: recipe for recipe in two_dp_fl.RECIPES}
+EACH = pytest.mark.parametrize("name", NAMES)
+SIZES = pytest.mark.parametrize("size", (QUICK, FULL), ids=lambda size: size.name)
+
+
+def config_of(cell):
+    return load(None, list(cell.settings))
+
+
+def test_all_figures_are_there():
+    assert list(BY_NAME) == NAMES
+    assert set(published("2dp-fl")) == {name.split("/")[1] for name in NAMES}
+
+
+@SIZES
+@EACH
+def test_configs_hold_and_places_are_taken_once(name, size):
+    cells = BY_NAME[name].cells(size)
+    places = Counter((cell.row, cell.column) for cell in cells)
+    assert places and max(places.values()) == 1
+    for cell in cells:
+        assert cell.kind in kinds.KINDS and cell.kind in KIND_VERSIONS
+        made = resolve(config_of(cell))
+        assert made.data.name == "mnist" and made.train.aggregation == "fedavg"
+
+
+@EACH
+def test_quick_cells_and_published_figures_are_places_of_the_full_size(name):
+    recipe = BY_NAME[name]
+    full = {(cell.row, cell.column) for cell in recipe.cells(FULL)}
+    assert {(cell.row, cell.column) for cell in recipe.cells(QUICK)} <= full
+    entry = published("2dp-fl")[recipe.key]
+    assert entry["source"] and entry["claims"] and all(entry["claims"])
+    assert {(cell["row"], cell["column"]) for cell in entry["cells"]} <= full
+    shown = {measure.key for measure in recipe.measures}
+    for cell in entry["cells"]:
+        assert set(cell["values"]) <= shown and all(0 <= v <= 1 for v in cell["values"].values())
+
+
+def test_numbers_as_the_paper_s_text_has_them():
+    assert value_of("2dp-fl/fig-6", "2dp-fl", "ε = 20", "accuracy") == 0.85
+    assert value_of("2dp-fl/fig-6", "nbafl, 31 rounds", "ε = 20", "accuracy") == 0.74
+
+
+def test_the_paper_s_size():
+    """K = 50, U = 10, T = 50, δ = 0.001; NbAFL over the 31 rounds that its budget lasts."""
+    for cell in two_dp_fl.fig_5(FULL):
+        made = config_of(cell)
+        assert (made.data.clients, made.train.per_round, made.train.rounds) == (50, 10, 50)
+    cells = {cell.row: cell for cell in two_dp_fl.fig_6(FULL) if cell.column == "ε = 20"}
+    assert cells["2dp-fl"].options == {"epsilon": 20.0, "delta": 1e-3}
+    assert config_of(cells["nbafl, 31 rounds"]).train.rounds == 31
+
+
+def test_delta_of_the_sweep_is_that_of_the_account():
+    """The noise is calibrated to the δ that the run's own ledger prints."""
+    for cell in two_dp_fl.fig_5(FULL):
+        if cell.options:
+            assert config_of(cell).defense[0]["delta"] == cell.options["delta"]
+
+
+def test_attacker_and_victim_differ_by_as_many_classes_as_the_column_says():
+    for cell in two_dp_fl.fig_4(FULL):
+        attacker, victim = config_of(cell).data.label_sets
+        assert len(set(victim) - set(attacker)) == int(cell.column)
+
+
+def test_seats_look_where_their_model_is():
+    for cell in two_dp_fl.fig_3(FULL):
+        asked = config_of(cell).attack
+        assert asked.seat == cell.column
+        assert asked.tap == ("server" if asked.seat == "active" else "broadcast")
+
+
+def test_figures_share_their_cells():
+    """Fig 3 without a defence and at σ = 1 is part of Fig 6(a); what is not defended is measured once for all σ."""
+    for size in (QUICK, FULL):
+        inverted = jobs_of([BY_NAME["2dp-fl/fig-6"]], size)
+        ascents = [cell for cell in two_dp_fl.fig_3(size) if "solved" not in cell.row and "smoothed" not in cell.row]
+        assert all(job.digest in inverted for cell in ascents for job in cell.jobs())
+    rows = [cell for cell in two_dp_fl.fig_6(FULL) if cell.row == "active, none"]
+    assert len(rows) == 7 and len({job.digest for cell in rows for job in cell.jobs()}) == 1
+
+
+def test_quick_is_small():
+    work = jobs_of(two_dp_fl.RECIPES, QUICK)
+    assert len(work) <= 25
+    for _, job in work.values():
+        made = load(None, list(job.settings))
+        assert made.data.clients <= 20 and (made.train.rounds or 99) <= 10 and made.attack.seeds == 1
+
+
+def test_charts_have_numbers_on_their_axis():
+    for recipe in two_dp_fl.RECIPES:
+        if recipe.chart is None:
+            continue
+        assert recipe.chart.measure in {measure.key for measure in recipe.measures}
+        kind = "infer" if recipe.chart.measure == "ssim" else "curve"  # Fig 6(b) has no SSIM, and no place on the axis
+        columns = [float(cell.column) for cell in recipe.cells(FULL) if cell.kind == kind]
+        assert not recipe.chart.x_log or min(columns) > 0
+
+
+def test_the_data_file_has_unique_keys():
+    def unique(pairs):
+        keys = [key for key, _ in pairs]
+        assert len(keys) == len(set(keys)), keys
+        return dict(pairs)
+
+    text = (resources.files("fedveil.recipes.published") / "2dp-fl.json").read_text(encoding="utf-8")
+    json.loads(text, object_pairs_hook=unique)
+
+
+# --- the kind `curve`
+
+SMALL = (
+    "data.name=digits", "data.partition=iid", "data.clients=10", "data.per_client=100", "model.name=logistic",
+    "train.rounds=5", "train.local_steps=2", "train.batch=10", "defense.name=2dp-fl", "defense.delta=0.001",
+)  # fmt: skip
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """What `curve` hands to the training, in place of the training."""
+    asked = []
+
+    def train(job):
+        asked.append(job)
+        return {"history": [(1, 0.1), (2, 0.2), (3, 0.3), (5, 0.5)], "rounds": 5, "accuracy": 0.5}
+
+    monkeypatch.setattr(kinds, "train", train)
+    return asked
+
+
+def test_noise_keeps_the_epsilon_that_is_asked_for(trained):
+    found = kinds.KINDS["curve"](Job("curve", SMALL, {"epsilon": 2.0, "delta": 1e-3}))
+    made = load(None, list(trained[0].settings)).defense[0]
+    assert made["noise"] == made["server_noise"] == found["noise"]
+    assert 0.99 * 2.0 <= found["epsilon"] <= 2.0
+    assert (found["fifth"], found["half"], found["accuracy"]) == (0.1, 0.2, 0.5)
+
+
+def test_without_an_epsilon_the_noise_is_the_config_s(trained):
+    found = kinds.KINDS["curve"](Job("curve", (*SMALL, "defense.noise=4.0"), {}))
+    assert found["noise"] == 4.0 and trained[0].settings == (*SMALL, "defense.noise=4.0")
+    assert 0 < found["epsilon"] < 2.0 and found["client_epsilon"] is None  # distinct noise has no certificate
+
+
+def test_accuracy_along_the_way_is_of_the_last_evaluation():
+    scored = [(2, 0.2), (4, 0.4)]
+    assert [after(scored, rounds) for rounds in (1, 2, 3.9, 9)] == [None, 0.2, 0.2, 0.4]
