@@ -214,10 +214,10 @@ class AttackConfig(Section):
 
     def given(self) -> dict[str, Any]:
         """The keys of the attack itself that were set."""
-        if self.name in INFERENCE:
-            bench: tuple[str, ...] = ("name", "seeds", "round", "images", "rule")
-        else:
-            bench = ("name", "tap", "images", "seeds", "round", "rule")
+        bench: tuple[str, ...] = ("name", "tap", "images", "seeds", "round", "rule")
+        if self.name in INFERENCE:  # which count no images, succeed by no rule, and check their tap themselves
+            images = () if self.images != AttackConfig.model_fields["images"].default else ("images",)
+            bench = ("name", "seeds", "round", *images)
         return {key: value for key, value in self.model_dump().items() if key not in bench and value is not None}
 
 
