@@ -38,7 +38,7 @@ def examples(language):
     ]
 
 
-@pytest.mark.parametrize("page", ["config.md", "names.md"])
+@pytest.mark.parametrize("page", ["config.md", "names.md", "reproduction.md"])
 def test_generated_pages_are_fresh(page):
     made = generator().PAGES[page]()
     assert (ROOT / "docs" / page).read_text(encoding="utf-8") == made, "run 'python docs/generate.py'"
@@ -60,7 +60,9 @@ def test_commands_can_be_parsed(line):
         command = command.commands[name]
     with command.make_context(command.name, arguments) as context:
         settings = context.params.get("settings") or []
-    config.resolve(config.load(None, settings))
+        file = context.params.get("file")
+    ours = ROOT / file if file and file.startswith("examples/") else None  # other files are the reader's own
+    config.resolve(config.load(ours, settings))
 
 
 def test_there_are_commands_to_check():
@@ -102,3 +104,14 @@ def test_every_defence_has_a_page_with_its_keys():
         assert "Use when" in page and "not protect" in page, name
         missing = [key for key in keys(kind) if f"`{key}`" not in page]
         assert not missing, (name, missing)
+
+
+def test_every_inference_attack_has_a_page_with_seats_needs_cost_and_scores():
+    from fedveil.attacks.seats import INFERENCE
+
+    pages = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "attacks").glob("*.md")}
+    for name, info in INFERENCE.items():
+        about = [text for text in pages.values() if f"attack.name={name}" in text or f"`{name}`" in text]
+        assert about, f"no page of docs/attacks speaks of {name}"
+        assert any(all(f"`{seat}`" in text for seat in info.seats) for text in about), f"{name}: a seat is not named"
+        assert any("## Cost" in text or "cost" in text.lower() for text in about), f"{name}: nothing of its cost"

@@ -201,5 +201,21 @@ def _draw(done: Any, folder: Path, precision: str) -> list[str]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    lines = [(key.replace("_", " "), value) for key, value in document.items() if value is not None]
+    """What is one number stands in one table; what is a list of things, such as classes, in a table of its own."""
+    lists = {key: value for key, value in document.items() if isinstance(value, list) and value and _is_table(value)}
+    lines = [line for key, value in document.items() if key not in lists for line in _lines(key, value)]
     show.print_table("Attack", ("what", "result"), lines)
+    for key, rows in lists.items():
+        columns = list(rows[0])
+        show.print_table(key.replace("_", " "), columns, [[row[column] for column in columns] for row in rows])
+
+
+def _is_table(rows: list[Any]) -> bool:
+    return all(isinstance(row, dict) and row.keys() == rows[0].keys() for row in rows)
+
+
+def _lines(name: str, value: Any) -> list[tuple[str, Any]]:
+    """The lines of one entry; a nested one has a line for each of its numbers."""
+    if isinstance(value, dict):
+        return [line for key, inner in value.items() for line in _lines(f"{name} {key}", inner)]
+    return [] if value is None else [(name.replace("_", " "), value)]

@@ -29,7 +29,7 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list | tuple):
-        return ", ".join(str(v) for v in value)
+        return ", ".join(_cell(v) for v in value)
     return "" if value is None else str(value)
 
 

@@ -117,7 +117,10 @@ def play(
 ) -> tuple[View, Truth]:
     """Trains, and keeps what the attacker sees apart from what is true."""
     data, active = federation.dataset, settings.seat == "active"
-    watched = (_one_victim if active else _all_others)(federation, settings, rounds, progress)
+    watched = list((_one_victim if active else _all_others)(federation, settings, rounds, progress))
+    if not watched:
+        takes = "no other client took part in any round that was watched: take more, or more rounds"
+        raise ConfigError("train.per_round", federation.config.train.per_round, takes)
     seen, rows, pools = zip(*watched, strict=True)
     if active:
         own = Insider(data.held_out.x.astype(np.float64) * data.scale, data.held_out.y)
