@@ -56,15 +56,17 @@ def fleets():
 def alone(federation, seed, given, monkeypatch, tap=None):
     """The plain simulator on a federation whose clients never draw what they were not given: the model after the last
     round, and where a tap is named the victim's model when it takes part for the last time."""
-    simulator, real = federation.simulator, plan.client_batches
+    simulator, real = federation.simulator, plan._drawn
     simulator.seed, simulator._root = seed, keys.root(seed)
 
     def without(law, seed, round_, client, occurrence, size):
-        rows = federation.partition.client(client)
-        return [batch[given[rows[batch]]] for batch in real(law, seed, round_, client, occurrence, size)]
+        positions, counts = real(law, seed, round_, client, occurrence, size)
+        step = np.repeat(np.arange(len(counts)), counts)
+        kept = given[federation.partition.client(client)[positions]]
+        return positions[kept], np.bincount(step[kept], minlength=len(counts))
 
     with monkeypatch.context() as patch:
-        patch.setattr(plan, "client_batches", without)
+        patch.setattr(plan, "_drawn", without)
         state, values = simulator.start(), {}
         last = max(n for n in range(federation.rounds) if VICTIM in simulator.cohort(state, n).clients)
         for number in range(federation.rounds):
