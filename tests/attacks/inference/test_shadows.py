@@ -16,19 +16,19 @@ BASE = {
     "train": {"rounds": 3, "per_round": 3, "local_steps": 2, "batch": 4},
     "speed": {"precision": "float64"},
 }
-# One federation with all that varies on the client's way, remembered from round to round; one with noise on the server's.
-KINDS = {
-    "stateful": (
-        {"sampling": "poisson", "batching": "poisson", "late": 0.3, "weights": "size", "server_momentum": 0.5},
-        [{"name": "fed-cdp", "noise": 0.5}, {"name": "dgc"}],
-        "client",
-    ),
-    "averaged": (
-        {"local_steps": None, "local_epochs": 1, "batch": 100, "dropout": 0.2},
-        [{"name": "2dp-fl"}],
-        "server",
-    ),
+# All that a round can have: noise on the way out and in every step, memories, late and lost answers, ragged clients.
+EVERYTHING = {
+    "sampling": "poisson",
+    "batching": "poisson",
+    "local_steps": None,
+    "local_epochs": 1,
+    "batch": 100,
+    "dropout": 0.1,
+    "late": 0.2,
+    "weights": "size",
+    "server_momentum": 0.5,
 }
+DEFENSES = [{"name": "2dp-fl"}, {"name": "dgc", "stage": "batch"}]
 SEEDS = (3, 4, 5)
 VICTIM = 2
 
@@ -43,19 +43,17 @@ def given_to(federation, count, share=0.5):
 
 
 @pytest.fixture(scope="module")
-def fleets():
-    """For each kind its federation, what each of three is given, and the fleet: two at once, the second part filled up."""
-    made = {}
-    for kind, (train, defense, _) in KINDS.items():
-        federation = prepare(configured(train, defense))
-        given = given_to(federation, len(SEEDS))
-        made[kind] = federation, given, Fleet(federation, SEEDS, given, lanes=6)
+def fleet():
+    """Three federations, two of them at once: the second part is filled up."""
+    federation = prepare(configured(EVERYTHING, DEFENSES))
+    made = Fleet(federation, SEEDS, given_to(federation, len(SEEDS)), lanes=6)
+    assert made.at_once == 2 and len(made.parts()) == 2
     return made
 
 
-def alone(federation, seed, given, monkeypatch, tap=None):
+def alone(federation, seed, given, monkeypatch, watch=False):
     """The plain simulator on a federation whose clients never draw what they were not given: the model after the last
-    round, and where a tap is named the victim's model when it takes part for the last time."""
+    round, and where asked for what the victim sends when it takes part for the last time."""
     simulator, real = federation.simulator, plan._drawn
     simulator.seed, simulator._root = seed, keys.root(seed)
 
@@ -67,14 +65,13 @@ def alone(federation, seed, given, monkeypatch, tap=None):
 
     with monkeypatch.context() as patch:
         patch.setattr(plan, "_drawn", without)
-        state, values = simulator.start(), {}
+        state, sent = simulator.start(), None
         last = max(n for n in range(federation.rounds) if VICTIM in simulator.cohort(state, n).clients)
         for number in range(federation.rounds):
-            if tap and number == last:
-                values = simulator.observe(state, number, VICTIM, frozenset({tap, "broadcast"}))
+            if watch and number == last:
+                sent = simulator.observe(state, number, VICTIM, frozenset({"server"}))["server"]
             state, _ = simulator.round(state, number)
-    local = jax.tree.map(np.add, values["broadcast"], values["client"]) if tap == "client" else values.get(tap)
-    return jax.device_get(state.params), local
+    return jax.device_get(state.params), sent
 
 
 def distance(many, place, one):
@@ -82,35 +79,35 @@ def distance(many, place, one):
     return max(float(np.abs(a[place] - b).max()) for a, b in pairs)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_federation_is_as_it_is_alone(kind, fleets, monkeypatch):
-    (federation, given, fleet), tap = fleets[kind], KINDS[kind][2]
-    assert len(fleet.parts()) == 2 and fleet.at_once == 2
-    released, local = fleet.train().models, fleet.train(Sight(tap, VICTIM)).models
+def at(many, place):
+    return jax.tree.map(lambda a: a[place], many)
+
+
+def test_each_federation_is_as_it_is_alone(fleet, monkeypatch):
+    released, sent = fleet.train().models, fleet.train(Sight("server", VICTIM)).models
     for place, seed in enumerate(SEEDS):
-        model, seen = alone(federation, seed, given[place], monkeypatch, tap if place == 1 else None)
+        model, own = alone(fleet.federation, seed, fleet.given[place], monkeypatch, watch=place == 1)
         assert distance(released, place, model) < 1e-9
-        assert seen is None or distance(local, place, seen) < 1e-9
-    assert distance(released, 0, jax.tree.map(lambda a: a[1], released)) > 1e-3  # seeds and records matter
+        assert own is None or distance(sent, place, own) < 1e-9
+    assert distance(released, 0, at(released, 1)) > 1e-3  # seeds and records matter
+    local = fleet.train(Sight("client", VICTIM)).models  # here the whole local model is what is sent
+    assert max(distance(local, place, at(sent, place)) for place in range(3)) < 1e-9
 
 
-def test_the_model_that_a_client_receives(fleets):
-    federation, _, fleet = fleets["averaged"]
+def test_the_model_that_a_client_receives(fleet):
     released, received = fleet.train().models, fleet.train(Sight("broadcast", VICTIM)).models
     noise = np.concatenate([np.ravel(a - b) for a, b in zip(*map(jax.tree.leaves, (received, released)), strict=True)])
-    two_dp, setting = federation.simulator.task.defenses[0], federation.simulator.task.setting
+    two_dp, setting = fleet.task.defenses[0], fleet.task.setting
     assert noise.std() == pytest.approx(two_dp.server_deviation(setting, setting.lr), rel=0.1)
 
 
-def test_records_that_were_not_given_leave_no_trace(fleets, monkeypatch):
+def test_records_that_were_not_given_leave_no_trace(fleet, monkeypatch):
     """Any values in their place, and the model is the same: also through divisors, clips and empty batches."""
-    federation, given, fleet = fleets["stateful"]
-    before, x = fleet.train().models, federation.simulator.x
-    nobody, someone = ~given.any(axis=0), given.all(axis=0)
-    for rows, changed in ((nobody, False), (someone, True)):
-        monkeypatch.setattr(federation.simulator, "x", x.at[np.flatnonzero(rows)].set(0.123))
+    before, x = fleet.train().models, fleet.simulator.x
+    for rows, changed in ((~fleet.given.any(axis=0), False), (fleet.given.all(axis=0), True)):
+        monkeypatch.setattr(fleet.simulator, "x", x.at[np.flatnonzero(rows)].set(0.123))
         after = fleet.train().models
-        apart = max(distance(after, place, jax.tree.map(lambda a, p=place: a[p], before)) for place in range(3))
+        apart = max(distance(after, place, at(before, place)) for place in range(3))
         assert apart > 1e-4 if changed else apart == 0
 
 
