@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint unit setup dev clean
+.PHONY: demo test slow lint unit setup dev clean
 
 setup: $(VENV)/.installed
 dev: $(VENV)/.installed-dev
@@ -36,6 +36,10 @@ unit: dev
 	XLA_FLAGS="$$XLA_FLAGS $$($(BIN)/python -c "$(KNOWN)")" $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test: lint unit
+
+# What takes long to compile and is left out above.
+slow: dev
+	$(BIN)/python -m pytest -m slow
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

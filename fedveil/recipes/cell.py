@@ -28,7 +28,7 @@ KIND_VERSIONS: dict[str, int] = {
     "attack-layers": 1,
     "curve": 1,
     "public-only": 1,
-    "attack-steps": 1,
+    "attack-steps": 2,  # since 2 an update is read as the sum of its steps unless `divided`
     "bound": 1,
 }
 

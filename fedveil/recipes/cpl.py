@@ -498,8 +498,8 @@ RECIPES: tuple[Recipe, ...] = (
         table_7,
         (ACCURACY, *QUALITY),
         f"{SMALLER}; accuracy on MNIST after 5 rounds of 20 steps; few shares",
-        "the attack takes a pruned gradient for a whole one, so entries set to zero keep the distance from falling below "
-        f"the paper's threshold; {BENIGN}; {NET}",
+        "the attack takes a pruned gradient for a whole one: once entries that matter are set to zero, no image has that "
+        f"gradient; {BENIGN}; {NET}",
     ),
     _table(
         8,

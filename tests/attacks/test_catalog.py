@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from fedveil.attacks.catalog import ATTACKS, INITS, keys, settings
+from fedveil.attacks.catalog import ATTACKS, INITS, inference_settings, keys, settings
+from fedveil.attacks.seats import SEATS
 from fedveil.errors import ConfigError
 
 
@@ -20,7 +21,22 @@ def test_defaults_follow_the_papers():
         "patterned-2x2 patterned-4x4 random-normal random-uniform dark light red green blue optimal optimal-any file"
     )
     assert list(INITS) == named.split()
-    assert all(set(info.keys) <= set(keys()) and set(info.defaults) <= set(info.keys) for info in ATTACKS.values())
+    reconstructing = [info for info in ATTACKS.values() if not info.seats]
+    assert all(set(info.keys) <= set(keys()) and set(info.defaults) <= set(info.keys) for info in reconstructing)
+
+
+def test_every_name_of_the_contract_is_there_and_inference_attacks_refuse_a_seat_they_have_nothing_from():
+    names = "cpl dlg idlg inverting aono inversion loss-threshold lira rmia client-membership melis".split()
+    assert list(ATTACKS) == names
+    for name, info in ATTACKS.items():
+        for seat in SEATS if info.seats else ():
+            if seat in info.seats:
+                assert inference_settings(name, seat=seat).stands_at in SEATS[seat].taps
+            else:
+                with pytest.raises(ConfigError, match="needs"):
+                    inference_settings(name, seat=seat)
+    with pytest.raises(ConfigError, match="which is seen at release or broadcast"):
+        inference_settings("lira", tap="server")
 
 
 @pytest.mark.parametrize(

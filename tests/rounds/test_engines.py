@@ -36,13 +36,18 @@ def distance(a, b):
     )
 
 
-@pytest.mark.parametrize("model", FAMILIES)
+SLOW_TO_COMPILE = ("resnet20",)  # most of a minute: `make slow`
+
+
+@pytest.mark.parametrize(
+    "model", [pytest.param(m, marks=pytest.mark.slow) if m in SLOW_TO_COMPILE else m for m in FAMILIES]
+)
 def test_chunks_and_reference_agree_in_float64(model):
     choices = FAMILIES[model]
     whole = params_after(model, choices, precision="float64", chunk=9)
     assert jax.tree.leaves(whole.params)[0].dtype == np.float64
     others = [{"engine": "reference"}]
-    if model in ("cnn", "lenet-cpl", "mlp", "logistic"):  # one of each family in further chunks: they compile slowly
+    if model in ("cnn", "mlp", "logistic"):  # one of each family in further chunks: they compile slowly
         others += [{"chunk": 1}, {"chunk": 7}]
     for other in others:
         assert distance(whole, params_after(model, choices, precision="float64", **other)) < 1e-9, other
