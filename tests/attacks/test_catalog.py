@@ -26,7 +26,19 @@ def test_defaults_follow_the_papers():
 
 
 def test_every_name_of_the_contract_is_there_and_inference_attacks_refuse_a_seat_they_have_nothing_from():
-    names = "cpl dlg idlg inverting aono inversion loss-threshold lira rmia client-membership melis".split()
+    names = [
+        "cpl",
+        "dlg",
+        "idlg",
+        "inverting",
+        "aono",
+        "inversion",
+        "loss-threshold",
+        "lira",
+        "rmia",
+        "client-membership",
+        "melis",
+    ]
     assert list(ATTACKS) == names
     for name, info in ATTACKS.items():
         for seat in SEATS if info.seats else ():
