@@ -220,8 +220,8 @@ RECIPES: tuple[Recipe, ...] = (
         fig_6,
         (SSIM, RECOGNISED, ACCURACY, EPSILON),
         f"{FEWER}, two σ, NbAFL over 10 rounds",
-        why="the ε of NbAFL is what its formula claims, with a sensitivity of 2C/m that a clipped model does not have; its "
-        "last row has the same certificate as 2DP-FL",
+        why="the ε of NbAFL is what its formula claims, with a sensitivity of 2C/m that a clipped model lacks (C = 1 is "
+        "ours); the row that is certified has the same account as 2DP-FL",
         chart=Chart("ssim", "σ", "SSIM", x_log=True),
     ),
     Recipe(
