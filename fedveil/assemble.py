@@ -40,12 +40,17 @@ class Federation:
 
 
 def prepare(
-    config: Config, *, dataset: Dataset | None = None, model: Model | None = None, trainable: bool = True
+    config: Config,
+    *,
+    dataset: Dataset | None = None,
+    model: Model | None = None,
+    trainable: bool = True,
+    partition: Partition | None = None,
 ) -> Federation:
     """Loads the data and builds everything a run needs; all errors of usage come from here, before anything is written.
 
-    A caller's own dataset or model takes the place of the named one. `trainable` false: for attacks on the first round,
-    pictures that are too few to train on will do.
+    A caller's own dataset or model takes the place of the named one; its own partition that of the config, where clients
+    hold their data themselves. `trainable` false: for attacks on the first round, pictures too few to train on will do.
     """
     config = resolve(config, trainable=trainable)
     data = config.data
@@ -54,7 +59,8 @@ def prepare(
         dataset = _load(config, share)
     elif share and dataset.public is None:
         dataset = _with_public(dataset, share)
-    partition = _partition(config, dataset.train.y, dataset.classes)
+    if partition is None:
+        partition = _partition(config, dataset.train.y, dataset.classes)
     law = _batch_law(config, partition)
     task = _task(config, dataset, partition, law, model)
     view = View(replace(task, defenses=()), dataset, partition, law, config.train.seed)
@@ -156,6 +162,7 @@ def _load(config: Config, share: float) -> Dataset:
         size=data.size,
         file=data.file,
         public=share,
+        features=data.features,
     )
 
 
@@ -219,7 +226,15 @@ def _task(config: Config, dataset: Dataset, partition: Partition, law: BatchLaw,
         scale=dataset.scale,
         dtype=config.speed.precision,
         ragged_steps=len({steps for _, steps in setting.sizes}) > 1,
+        half=_half(config),
     )
+
+
+def _half(config: Config) -> bool:
+    """Whether training rounds patches to bfloat16: if asked for, or left open on a graphics card."""
+    if config.speed.products == "auto":
+        return config.speed.precision == "float32" and jax.default_backend() == "gpu"
+    return config.speed.products == "bfloat16"
 
 
 def make_setting(config: Config, partition: Partition, law: BatchLaw, model: Model, examples: int) -> Setting:

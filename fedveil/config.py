@@ -39,6 +39,7 @@ from fedveil.validation import one_line
 SAMPLINGS = ("auto", "fixed", "poisson", "with-replacement")
 BATCHINGS = ("auto", "shuffle", "poisson", "without-replacement")
 OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
+SMALLEST_SCATTERED = 16  # pixels: smaller images have hardly any windows of four
 CHUNK_TAKES = "takes 'auto' or a whole number of clients, 1 or more"
 
 # Keys that take one of a table of names; checked apart from types, so that the error can say "did you mean".
@@ -46,6 +47,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "data.name": tuple(DATASETS),
     "data.partition": tuple(PARTITIONS),
     "data.split": tuple(SPLITS),
+    "data.features": ("raw", "scatter"),
     "model.name": tuple(MODELS),
     "model.activation": ACTIVATION_NAMES,
     "model.init": INITS,
@@ -66,6 +68,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "attack.rule": ("ssim", "mse", "distance"),
     "speed.engine": ("vectorised", "reference"),
     "speed.precision": ("float32", "float64"),
+    "speed.products": ("auto", "float32", "bfloat16"),
 }
 
 
@@ -91,6 +94,7 @@ class DataConfig(Section):
     )
     min_images: Literal[14, 20] = Field(20, description="LFW: people with at least so many images")
     size: Literal[32, 64, 128] = Field(32, description="LFW: pixels per side")
+    features: str = Field("raw", description="raw, or scatter: fixed wavelet features of images, for a model on top")
     split: str = Field("fed-cdp", description="whose split: fed-cdp (validation), cpl (test), dpfl (test less public)")
     file: str | None = Field(None, description="with name = file: an .npz with x, y and optionally x_test, y_test")
     dir: str | None = Field(None, description="folders to look in, before FEDVEIL_DATA")
@@ -169,6 +173,7 @@ class SpeedConfig(Section):
     engine: str = Field("vectorised", description="vectorised, or reference (slow and obvious)")
     chunk: int | Literal["auto"] = Field("auto", description="clients computed at once")
     precision: str = Field("float32", description="float32 or float64")
+    products: str = Field("auto", description="patches in training: float32, bfloat16, auto (bfloat16 on a GPU)")
 
 
 class AttackConfig(Section):
@@ -328,6 +333,8 @@ def from_dict(document: dict[str, Any]) -> Config:
         config = Config.model_validate(document)
     except ValidationError as error:
         raise _one_line(error) from None
+    if config.speed.precision == "float64" and config.speed.products == "bfloat16":
+        raise ConfigError("speed.products", "bfloat16", "takes auto or float32 where speed.precision is float64")
     chunk = config.speed.chunk
     if isinstance(chunk, int) and chunk < 1:
         raise ConfigError("speed.chunk", chunk, CHUNK_TAKES)
@@ -389,6 +396,8 @@ def for_attack(config: Config) -> Config:
     """
     info = DATASETS[config.data.name]
     model, train, data = config.model, config.train, config.data
+    if data.features != "raw" and config.attack.name not in INFERENCE:
+        raise ConfigError("data.features", data.features, "takes raw: the attack would rebuild features, not pictures")
     name = model.name or ("lenet-cpl" if info.kind == "image" else "mlp")
     init = model.init or ("uniform-0.5" if name.startswith("lenet") else "default")
     changes: dict[str, object] = {"batch": train.batch or 1}
@@ -411,6 +420,10 @@ def _resolve_data(config: Config) -> DataConfig:
     keys = PARTITIONS[name].keys
     _refuse_unread("data", data, keys, ("per_client", "classes_per_client", "alpha"), f"partition '{name}'")
     _refuse_unread("data", data, info.keys, ("min_images", "size"), f"dataset '{info.name}'")
+    if data.features != "raw" and (info.kind != "image" or min(info.shape[:2]) < SMALLEST_SCATTERED):
+        raise ConfigError(
+            "data.features", data.features, f"takes images of at least {SMALLEST_SCATTERED} pixels: use raw"
+        )
     changes: dict[str, object] = {"partition": name}
     # The dataset's usual size holds for partitions that cut equal pieces; the others deal out all the data.
     if name in ("iid", "shards", "classes"):

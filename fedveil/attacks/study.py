@@ -140,7 +140,7 @@ def _attack_group(
         granted["insider"] = Insider(held.x.astype(np.float64) * federation.dataset.scale, held.y)
     if federation.config.data.partition == "classes":
         granted["held_classes"] = federation.config.data.classes_per_client
-    observation = _first(from_tap(federation, state, number, clients, asked.at, **granted), most)
+    observation = first(from_tap(federation, state, number, clients, asked.at, **granted), most)
     if settings.label == "given":
         observation = replace(observation, known_labels=y)
     done = attack(
@@ -153,7 +153,7 @@ def _attack_group(
     return Group(observation, x, y, score(done, x, y, asked.rule, federation.dataset.groups))
 
 
-def _first(observation: Observation, count: int) -> Observation:
+def first(observation: Observation, count: int) -> Observation:
     """The first attacks of an observation."""
     if len(observation) <= count:
         return observation
@@ -198,7 +198,7 @@ def steps(study: Study, count: int, precision: str) -> tuple[list[int], np.ndarr
     iterations; where step lengths follow the number of iterations, only start and end are shown.
     """
     group = study.groups[0]
-    few = _first(group.observation, count)
+    few = first(group.observation, count)
     if few.known_labels is not None:
         few = replace(few, known_labels=few.known_labels[:count])
     whole = study.settings.iterations

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fedveil.attacks.seats import INFERENCE
 from fedveil.cli import show
-from fedveil.config import Config, for_attack, load
+from fedveil.config import Config, for_attack, load, resolve, to_toml
 from fedveil.data.catalog import DATASETS
 from fedveil.errors import ConfigError
 
+KEPT_STEPS = (1, 5, 20, 100)  # iterations of which pictures are kept beside the result
+
 
 def run_attack(
-    file: str | None, settings: list[str], run: str | None, gradients: str | None, pictures: str | None, json: bool
+    file: str | None,
+    settings: list[str],
+    run: str | None,
+    gradients: str | None,
+    pictures: str | None,
+    json: bool,
+    out: str | None = None,
 ) -> None:
-    """One study: printed, and drawn where asked."""
+    """One study: printed, kept in the run's folder or in `out`, and drawn where asked."""
     if run is not None and gradients is not None:
         raise ConfigError("--gradients", gradients, "and --run are two things to attack: keep one of them")
+    _check_out(out, run, gradients)
     if gradients is not None:
         _own_gradients(for_attack(load(file, settings)), Path(gradients), pictures, json)
         return
     config, number = _config(file, settings, run)
+    if out is not None:
+        _check_same(out, resolve(config, trainable=False))
     folder = _folder(pictures)
+    keeps = _keeper(out or run)
     if config.attack.name in INFERENCE:
-        _infer(config, run, folder, json)
+        _infer(config, run, folder, keeps, json)
         return
     from fedveil.assemble import prepare
     from fedveil.attacks import study
@@ -35,6 +48,12 @@ def run_attack(
     with show.Counter("attacks") as counter:
         done = study.run(federation, state, number, config.attack, counter)
     document = {**done.as_dict(), "defense": [d["name"] for d in config.defense], "model": federation.config.model.name}
+    if keeps is not None:
+        from fedveil.attacks.gallery import gallery
+
+        # Steps cost as many attacks again, so they are kept where pictures are asked for.
+        seen = gallery(done, federation.config.speed.precision, steps=KEPT_STEPS if folder is not None else ())
+        document["stored"] = keeps(federation.config, document, seen, {})
     if folder is not None:
         document["pictures"] = _draw(done, folder, federation.config.speed.precision)
     if json:
@@ -43,13 +62,68 @@ def run_attack(
     _print(document)
 
 
-def _infer(config: Config, run: str | None, folder: Path | None, json: bool) -> None:
+def _check_out(out: str | None, run: str | None, gradients: str | None) -> None:
+    if out == "":
+        raise ConfigError("--out", out, "takes a folder to keep the attack in")
+    if out is not None and (run is not None or gradients is not None):
+        other = "an attack on --run is kept in that run" if run is not None else "--gradients are kept with --pictures"
+        raise ConfigError("--out", out, f"{other}: leave it out")
+
+
+Keeper = Callable[[Config, dict[str, Any], Any, Any], str]
+
+
+def _keeper(where: str | None) -> Keeper | None:
+    """Writes an attack into a run folder, or into one that is made to hold attacks alone."""
+    if where is None:
+        return None
+    path = Path(where)
+
+    def keep(config: Config, document: dict[str, Any], pictures: Any, curves: Any) -> str:
+        from fedveil.attacks import stored
+        from fedveil.runs import RunFolder
+
+        run = RunFolder(path)
+        with run.writing():
+            if not run.config.exists():
+                _begin_folder(path, config)
+            return str(stored.save(path, config.attack.model_dump(), document, pictures, curves))
+
+    return keep
+
+
+def _begin_folder(path: Path, config: Config) -> None:
+    """A folder of attacks without a training: its config, and versions for the record."""
+    from fedveil.runs import RunFolder, environment, write_text
+
+    run = RunFolder.create(path)
+    default = type(config.attack)()
+    write_text(run.config, to_toml(config.model_copy(update={"attack": default})))
+    run.write_info(status="attacked", rounds_done=0, **environment())
+
+
+def _check_same(out: str, config: Config) -> None:
+    """Several attacks may go into one folder, where they are on the same federation."""
+    own = Path(out) / "config.toml"
+    if not own.exists():
+        return
+    default = type(config.attack)()
+    if load(own) != config.model_copy(update={"attack": default}):
+        raise ConfigError("--out", out, "holds attacks on another config, or a run: give another folder")
+
+
+def _infer(config: Config, run: str | None, folder: Path | None, keeps: Keeper | None, json: bool) -> None:
     """An inference attack trains what it attacks: of a run, the same federation again, which its keyed draws make equal."""
     from fedveil.attacks.inference.run import run as infer
 
     with show.Counter("rounds") as counter:
         done = infer(config, counter)
     document = {**done.document, "defense": [d["name"] for d in config.defense], "run": run}
+    if keeps is not None:
+        from fedveil.attacks.stored import unscored
+
+        seen = unscored(done.pictures, done.captions)
+        document["stored"] = keeps(resolve(config), document, seen, done.curves)
     if folder is not None:
         document["pictures"] = _draw_inference(done, folder)
     if json:
@@ -60,7 +134,7 @@ def _infer(config: Config, run: str | None, folder: Path | None, json: bool) -> 
 
 def _draw_inference(done: Any, folder: Path) -> list[str]:
     from fedveil.attacks.pictures import write_grid
-    from fedveil.report.charts import roc_chart, write_svg
+    from fedveil.report.charts import Curve, roc_chart, write_svg
 
     folder.mkdir(parents=True, exist_ok=True)
     made = []
@@ -68,7 +142,8 @@ def _draw_inference(done: Any, folder: Path) -> list[str]:
         write_grid(folder / "grid.png", list(done.pictures))
         made.append(str(folder / "grid.png"))
     if done.curves:
-        write_svg(folder / "roc.svg", roc_chart(done.curves, title="ROC"))
+        curves = [Curve(name, *pair) for name, pair in done.curves.items()]
+        write_svg(folder / "roc.svg", roc_chart(curves, title="ROC"))
         made.append(str(folder / "roc.svg"))
     return made
 
@@ -130,7 +205,6 @@ def _own_gradients(config: Config, path: Path, pictures: str | None, json: bool)
     from fedveil.attacks.observe import of_gradients
     from fedveil.attacks.pictures import write_grid
     from fedveil.attacks.run import attack
-    from fedveil.config import resolve
 
     info = DATASETS[config.data.name]
     for key in sorted({"tap", "images", "round", "rule"} & config.attack.model_fields_set):

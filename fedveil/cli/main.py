@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fedveil import __version__
+from fedveil import __version__, compiled
+from fedveil.cli import deploy
 from fedveil.cli.options import FileArgument, JsonOption, SetOption
 from fedveil.errors import FedveilError, Interrupted, did_you_mean, printable, show
 
@@ -16,6 +17,7 @@ HELP = "Federated learning under differential privacy: train it, attack it, acco
 app = typer.Typer(name="fedveil", help=HELP, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 data_app = typer.Typer(help="List, fetch and check datasets.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+app.add_typer(deploy.deploy_app, name="deploy")
 
 KINDS = ("datasets", "models", "partitions", "defenses", "attacks", "inits", "taps")
 
@@ -55,8 +57,8 @@ def train(
 
 @app.command("demo")
 def demo(settings: SetOption = None, out: OutOption = None, json: JsonOption = False) -> None:
-    """Train on the embedded dataset (digits, 100 clients of two classes each) and show the result."""
-    from fedveil.cli.train import run_demo
+    """A small study on the embedded digits: without a defence, Fed-SDP, Fed-CDP; trained, attacked, reported."""
+    from fedveil.cli.demo import run_demo
 
     run_demo(settings or [], out, json)
 
@@ -110,13 +112,16 @@ def attack(
     pictures: Annotated[
         str | None, typer.Option("--pictures", help="Folder for pictures of steps and results.")
     ] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", help="Folder to keep the attack in, for reports (with --run: the run's own).")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Reconstruct examples from what a tap shows, and score the result."""
     from fedveil.cli.attack import run_attack
 
     named = [f"model.name={model}"] if model is not None else []
-    run_attack(file, [*(settings or []), *named], run, gradients, pictures, json)
+    run_attack(file, [*(settings or []), *named], run, gradients, pictures, json, out)
 
 
 @app.command("audit")
@@ -173,6 +178,53 @@ def reproduce(
     from fedveil.cli.reproduce import run_reproduce
 
     run_reproduce(name, full, cells, minutes, out, json)
+
+
+@app.command("lab")
+def lab(
+    file: FileArgument = None,
+    settings: SetOption = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; not loopback: needs --token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port (0: any that is free).")] = 8765,
+    token: Annotated[
+        str | None, typer.Option("--token", help="Secret that visitors show, or 'auto' (or FEDVEIL_LAB_TOKEN).")
+    ] = None,
+    folder: Annotated[str, typer.Option("--folder", help="The lab's own files: uploads, picked pictures.")] = "lab",
+    runs: Annotated[str, typer.Option("--runs", help="Folder of the runs to browse and to train into.")] = "runs",
+    workers: Annotated[int, typer.Option("--workers", min=1, max=16, help="Jobs at a time.")] = 1,
+    minutes: Annotated[float, typer.Option("--minutes", min=0.1, max=10_000, help="Time limit of a job.")] = 30.0,
+    memory: Annotated[float, typer.Option("--memory", min=0.5, max=10_000, help="Memory limit of a worker, GB.")] = 6.0,
+    browser: Annotated[bool, typer.Option("--open", help="Open it in the web browser.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Serve a local web page: watch leaks live, weigh noise against accuracy, browse runs."""
+    from fedveil.cli.lab import run_lab
+
+    run_lab(
+        file, settings or [], host=host, port=port, token=token, folder=folder, runs=runs, workers=workers,
+        minutes=minutes, memory=memory, browser=browser, json=json,
+    )  # fmt: skip
+
+
+@app.command("report")
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders; several are compared.")],
+    out: Annotated[
+        str | None, typer.Option("--out", help="Page to write (default: report.html in the run, or beside the runs).")
+    ] = None,
+    svg: Annotated[str | None, typer.Option("--svg", help="Folder for the charts as SVG.")] = None,
+    png: Annotated[
+        str | None, typer.Option("--png", help="Folder for the charts as PNG, by rsvg-convert, Inkscape or Chromium.")
+    ] = None,
+    tables: Annotated[str | None, typer.Option("--tables", help="Folder for the tables as CSV and LaTeX.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Write one HTML page: what leaks, to whom, at which ε and accuracy, with charts, pictures and assumptions."""
+    from fedveil.cli.report import run_report
+
+    run_report(runs, out, svg, png, tables, json)
 
 
 @app.command("bench")
@@ -275,9 +327,9 @@ def _usage(error: BaseException, arguments: list[str]) -> str:
     """A usage error in one line; an unknown command gets the nearest known one."""
     text = " ".join(_message(error).split()) or "see 'fedveil --help'"
     if text.startswith("No such command"):
-        inside = arguments[:1] == ["data"]
-        name = arguments[1] if inside and len(arguments) > 1 else arguments[0]
-        known = ("list", "get", "check") if inside else _commands()
+        within = {"data": ("list", "get", "check"), "deploy": deploy.COMMANDS}.get(arguments[0])
+        name = arguments[1] if within and len(arguments) > 1 else arguments[0]
+        known = within or _commands()
         return f"command: got {show(name)}; {did_you_mean(name, known)}"
     return printable(text)
 
@@ -289,6 +341,7 @@ def _commands() -> list[str]:
 
 def entry() -> None:
     """The console script."""
+    compiled.keep()
     code = main()
     if code == INTERRUPTED:
         # Leaving in the usual way would wait for what the device still computes, or crash in the midst of a compilation.

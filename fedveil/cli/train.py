@@ -1,4 +1,4 @@
-"""`fedveil train` and `fedveil demo`."""
+"""`fedveil train`."""
 
 from __future__ import annotations
 
@@ -65,11 +65,6 @@ def run_train(file: str | None, settings: list[str], out: str | None, resume: st
     _train(load(file, settings), _folder(out), json)
 
 
-def run_demo(settings: list[str], out: str | None, json: bool) -> None:
-    """The embedded default, end to end."""
-    _train(load(None, settings), _folder(out), json, title="Fedveil demo")
-
-
 def _folder(out: str | None) -> Path | None:
     if out == "":
         raise ConfigError("--out", out, "takes the folder of a run: leave it out for one below runs/")
@@ -84,7 +79,7 @@ def _resumed(resume: str, out: Path | None) -> Path:
     return out or newest_unfinished()
 
 
-def _train(config: Config | None, path: Path | None, json: bool, title: str = "Training") -> None:
+def _train(config: Config | None, path: Path | None, json: bool) -> None:
     """With a config: a new run. Without: the run in `path` goes on."""
     from fedveil.assemble import prepare
     from fedveil.runs import RunFolder, default_path
@@ -124,7 +119,7 @@ def _train(config: Config | None, path: Path | None, json: bool, title: str = "T
         ("privacy", _privacy(result.ledger)),
         ("run", str(result.run)),
     ]
-    show.print_table(title, ("what", "result"), described)
+    show.print_table("Training", ("what", "result"), described)
     if federation.dataset.note:
         show.note(f"note: {federation.dataset.note}")
 

@@ -69,34 +69,44 @@ def load_file(file: str | None) -> Raw:
     if not file:
         raise ConfigError("data.file", file, "data.name 'file' takes here the path of an .npz file with arrays x and y")
     path = Path(file).expanduser()
-    if not path.is_file():
-        raise DataError(f"data.file: there is no file {path}; give the path of an .npz file with arrays x and y")
-    try:
-        found, names = _read(path)
-    except FedveilError:
-        raise
-    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds, by where the archive is damaged
-        raise _unreadable(path, _reason(error)) from error
-    if "x" not in found or "y" not in found:
-        held = ", ".join(names) or "none"
-        raise DataError(f"data.file: {path} holds the arrays {held}; it takes x, y (and x_test, y_test)")
+    found = read_arrays(path, _KEYS, "data.file")
     where = f"data.file: {path}"
     return raw_arrays(found["x"], found["y"], found.get("x_test"), found.get("y_test"), name=path.stem, where=where)
 
 
-def _read(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
+def read_arrays(path: Path, wanted: tuple[str, ...], key: str) -> dict[str, np.ndarray]:
+    """Those of the wanted arrays that an .npz file holds, x and y at least; `key` names what gave the path."""
+    if not path.is_file():
+        raise DataError(f"{key}: there is no file {path}; give the path of an .npz file with arrays x and y")
+    try:
+        found, names = _read(path, wanted, key)
+    except FedveilError:
+        raise
+    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds, by where the archive is damaged
+        raise _unreadable(path, _reason(error), key) from error
+    if "x" not in found or "y" not in found:
+        held = ", ".join(names) or "none"
+        raise DataError(f"{key}: {path} holds the arrays {held}; it takes {_listed(wanted)}")
+    return found
+
+
+def _listed(wanted: tuple[str, ...]) -> str:
+    return "x, y (and x_test, y_test)" if "x_test" in wanted else "x and y"
+
+
+def _read(path: Path, wanted: tuple[str, ...], key: str) -> tuple[dict[str, np.ndarray], list[str]]:
     """Our arrays of an .npz file, and the names of all that it holds."""
     with path.open("rb") as file:
         if file.read(6) == b"\x93NUMPY":
-            raise DataError(f"data.file: {path} holds one array; save it as .npz with x and y")
+            raise DataError(f"{key}: {path} holds one array; save it as .npz with x and y")
         if not zipfile.is_zipfile(file):
-            raise _unreadable(path, "not a zip archive, or cut short")
+            raise _unreadable(path, "not a zip archive, or cut short", key)
     # Pickled objects could run code when read: plain arrays only.
     with np.load(path, allow_pickle=False) as arrays:
-        found = {key: arrays[key] for key in _KEYS if key in arrays}
-        for key, value in found.items():
+        found = {name: arrays[name] for name in wanted if name in arrays}
+        for name, value in found.items():
             if not isinstance(value, np.ndarray):  # a member that is no array comes as its bytes
-                raise _unreadable(path, f"{key} is no array")
+                raise _unreadable(path, f"{name} is no array", key)
         return found, list(arrays)
 
 
@@ -107,5 +117,5 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
-def _unreadable(path: Path, reason: str) -> DataError:
-    return DataError(f"data.file: {path} is no .npz of plain arrays ({reason}); save it with numpy.savez")
+def _unreadable(path: Path, reason: str, key: str) -> DataError:
+    return DataError(f"{key}: {path} is no .npz of plain arrays ({reason}); save it with numpy.savez")

@@ -17,14 +17,21 @@ def load(
     size: int = 32,
     file: str | None = None,
     public: float = 0.0,
+    features: str = "raw",
 ) -> Dataset:
     """The dataset of this name, from the folders that `sources.search_folders(dir)` lists.
 
-    `min_images` and `size` are for `lfw`, `file` is for `file`; `public` is the server's share of the test part.
+    `min_images` and `size` are for `lfw`, `file` is for `file`; `public` is the server's share of the test part;
+    `features` `scatter` puts the features of `scatter.py` in the place of pixels.
     """
     if name not in DATASETS:
         raise unknown_name("data.name", name, DATASETS)
-    return split_dataset(_raw(name, dir, min_images, size, file), split, public)
+    dataset = split_dataset(_raw(name, dir, min_images, size, file), split, public)
+    if features == "raw":
+        return dataset
+    from fedveil.data.scatter import scattered
+
+    return scattered(dataset)
 
 
 def _raw(name: str, dir: str | None, min_images: int, size: int, file: str | None) -> Raw:

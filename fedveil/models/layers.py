@@ -31,11 +31,24 @@ def linear(name: str, params: LayerParams, x: Array) -> Array:
 
 @dataclass(frozen=True)
 class Context:
-    """What layers may use besides their input: a key where dropout is on, the `linear` in force, a probe."""
+    """What layers may use besides their input: a key where dropout is on, the `linear` in force, a probe.
+
+    `fused` lets a network compute several layers as one step (`pooling.py`): the same values, derivatives of first order.
+    `patches` takes the place of a convolution's own (`products.half_patches` keeps them in bfloat16).
+    """
 
     rng: Array | None = None
     linear: Linear = linear
+    fused: bool = False
+    patches: Callable[[Conv, Array, int, int], Array] | None = None
+    first: Callable[[LayerParams, Array], Array] | None = (
+        None  # convolution and pooling where `pooling.on_card` says so
+    )
     probe: Callable[[str, Array], None] | None = field(default=None)  # sees each named layer's output
+
+    def look(self, conv: Conv, x: Array, rows: int, columns: int) -> Array:
+        """The patches of the first so many rows and columns of a convolution's outputs."""
+        return self.patches(conv, x, rows, columns) if self.patches else conv.patches(x, rows, columns)
 
 
 class Layer(Protocol):
@@ -119,14 +132,14 @@ class Conv:
         w = glorot(key, (self.kernel, self.kernel, inputs, self.channels), area * inputs, area * self.channels)
         return {self.name: _with_bias(w, self.channels, self.bias)}
 
-    def patches(self, x: Array) -> Array:
-        """[batch, positions, kernel·kernel·channels]: what each output position looks at."""
+    def patches(self, x: Array, rows: int | None = None, columns: int | None = None) -> Array:
+        """[batch, positions, kernel·kernel·channels]: what each output position looks at, or the first so many of them."""
         if self.padding:
             p = self.padding
             x = jnp.pad(x, ((0, 0), (p, p), (p, p), (0, 0)))
         batch, height, width, channels = x.shape
-        rows = (height - self.kernel) // self.stride + 1
-        columns = (width - self.kernel) // self.stride + 1
+        rows = rows or (height - self.kernel) // self.stride + 1
+        columns = columns or (width - self.kernel) // self.stride + 1
         stop_row, stop_column = (rows - 1) * self.stride + 1, (columns - 1) * self.stride + 1
         slices = [
             x[:, i : i + stop_row : self.stride, j : j + stop_column : self.stride, :]
@@ -140,7 +153,8 @@ class Conv:
         own = params[self.name]
         shape = self.out_shape(x.shape[1:])
         flat = {**own, "w": own["w"].reshape(-1, self.channels)}
-        y = context.linear(self.name, flat, self.patches(x)).reshape(x.shape[0], *shape)
+        seen = context.look(self, x, *shape[:2])
+        y = context.linear(self.name, flat, seen).reshape(x.shape[0], *shape)
         if context.probe is not None:
             context.probe(self.name, y)
         return y

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import jax
 
+from fedveil.models import pooling
 from fedveil.models.layers import Array, Context, Conv, Dense, Dropout, Layer, Params, Plain, Shape, init_all
 
 
@@ -42,7 +43,7 @@ class Net:
     def apply(self, params: Params, x: Array, context: Context | None = None) -> Array:
         """Logits [batch, classes]. Without a context: evaluation, no dropout."""
         context = context or Context()
-        for layer in self.layers:
+        for layer in pooling.fused(self.layers) if context.fused and context.probe is None else self.layers:
             x = layer.apply(params, x, context)
         return x
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -301,15 +302,22 @@ def _noisy_rdp(one: Round, z: float, count: int) -> Any:
 
 def _of_event(event: Any, relation: Any) -> Any:
     accountant = rdps.RdpAccountant(orders=ORDERS, neighboring_relation=relation)
-    log = logging.getLogger("absl")
-    level = log.level
-    log.setLevel(logging.ERROR)  # it warns of orders that it leaves out, which costs nothing but that order
-    try:
+    with quietly():
         accountant.compose(event)
-    finally:
-        log.setLevel(level)
     found = np.asarray(accountant._rdp)
     return np.where(np.isnan(found), np.inf, found)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without warnings of orders that are left out, which costs nothing but that order."""
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 # --- mixtures

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedveil.models import pooling, products
 from fedveil.models.layers import Array, LayerParams, Params
 
 Tree = Any
@@ -85,9 +86,24 @@ def clipping_linear(bound: Array) -> Any:
     return apply
 
 
+def clipping_first(bound: Array) -> Any:
+    """The same for a first convolution with pooling in one step (`pooling.first`)."""
+
+    def apply(params: LayerParams, x: Array) -> Array:
+        return pooling.first_with(_by_squares, params, x, bound)
+
+    return apply
+
+
+def _by_squares(each: LayerParams, squares: Array, bound: Array) -> LayerParams:
+    """Example gradients clipped, given their squared norms."""
+    scale = factor(jnp.sqrt(squares), bound)
+    return {name: _scaled(a, scale) for name, a in each.items()}
+
+
 @jax.custom_vjp
 def _linear(params: LayerParams, x: Array, bound: Array) -> Array:
-    y = x @ params["w"]
+    y = products.product(x, params["w"])
     return y + params["b"] if "b" in params else y
 
 
@@ -98,7 +114,7 @@ def _forward(params: LayerParams, x: Array, bound: Array) -> tuple[Array, tuple[
 def _backward(saved: tuple[LayerParams, Array, Array], g: Array) -> tuple[LayerParams, Array, Array]:
     params, x, bound = saved
     gradient = _dense_gradient if x.ndim == 2 else _conv_gradient
-    return gradient(params, x, g, bound), g @ params["w"].T, jnp.zeros_like(bound)
+    return gradient(params, x, g, bound), products.back_product(x, params["w"], g), jnp.zeros_like(bound)
 
 
 _linear.defvjp(_forward, _backward)
@@ -110,13 +126,13 @@ def _dense_gradient(params: LayerParams, x: Array, g: Array, bound: Array) -> La
     scale = factor(jnp.sqrt(inputs * jnp.square(g).sum(axis=1)), bound)
     g = _scaled(g, scale)
     x = jnp.where((scale > 0)[:, None], x, 0.0)  # what is left out must not enter as 0 · ∞
-    gradient = {"w": x.T @ g}
+    gradient = {"w": products.outer_sum(x, g)}
     return {**gradient, "b": g.sum(axis=0)} if "b" in params else gradient
 
 
 def _conv_gradient(params: LayerParams, x: Array, g: Array, bound: Array) -> LayerParams:
     """Many positions per example: example gradients as one batched product, then norms, then a weighted sum."""
-    each: LayerParams = {"w": jnp.einsum("bpk,bpm->bkm", x, g)}
+    each: LayerParams = {"w": products.by_example(x, g)}
     if "b" in params:
         each["b"] = g.sum(axis=1)
     scale = factor(jnp.sqrt(_squares(each)), bound)

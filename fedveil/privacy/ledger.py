@@ -155,7 +155,7 @@ def _composed(
 ) -> Iterator[Row]:
     """Rows for these units and adjacencies, for the taps of the chain up to `last`."""
     chain = CHAIN[: CHAIN.index(last) + 1]
-    declared = [r for place in range(len(defenses)) for r in _holding(defenses, place, setting, lost_noise)]
+    declared = _declared(defenses, setting, lost_noise)
     every = [a for release in declared if release.covered for a in _accounts(release, setting, rounds)]
     for unit in units:
         accounted = set()
@@ -173,6 +173,33 @@ def _composed(
                 tried = any(a.unit == unit and CHAIN.index(a.tap) <= CHAIN.index(tap) for a in every)
                 where = adjacencies[0] if len(adjacencies) == 1 else "zero-out"
                 yield _open(tap, unit, accountant, where, rounds, _why_none(tap, unit, declared, tried))
+
+
+def one_round(defenses: Sequence[Defense], setting: Setting, number: int, unit: str) -> tuple[Round | None, str]:
+    """What round `number` costs one unit at a client that takes part and sends its update: for a node's own account.
+
+    `setting` holds the client's own size and steps. Neighbours are zero-out (for records behind a bound on whole clients:
+    replace). None where nothing bounds what is sent, and why.
+    """
+    declared = [r for r in _declared(defenses, setting) if CHAIN.index(r.tap) <= CHAIN.index("server")]
+    found: list[Round] = []
+    for release in declared:
+        z = release.by_round[number] if number < len(release.by_round) else release.multiplier
+        if not release.covered or release.tap == "example":  # which has an account at the client tap too
+            continue
+        if release.unit == "client":
+            found.append(Round(((1.0, z),), law=release.law, replace=unit != "client"))
+        elif unit != "client":
+            (one, *_), _ = next(_steps(setting, "server", "zero-out", 1))
+            found.append(replace(one, noise=((1.0, z),), law=release.law))
+    if not found:
+        return None, _why_none("server", unit, declared, False)
+    return max(found, key=lambda one: one.noise[0][1] / (one.rate * math.sqrt(one.steps) * (1 + one.replace))), ""
+
+
+def _declared(defenses: Sequence[Defense], setting: Setting, lost_noise: bool = False) -> list[Release]:
+    """What all defences declare, as far as it holds in their company."""
+    return [r for place in range(len(defenses)) for r in _holding(defenses, place, setting, lost_noise)]
 
 
 def _smaller(best: Row | None, account: Account, delta: float, accountant: str, rounds: int) -> Row | None:

@@ -2,6 +2,8 @@
 
 One draw for the whole tree costs one random stream instead of one per array, in time and in compilation; the parts of one
 draw are independent of each other as separate draws would be.
+
+Keys of `privacy.secure`, which a deployment uses, get their noise from there: the same laws, a cryptographic source.
 """
 
 from __future__ import annotations
@@ -13,18 +15,27 @@ import jax
 import jax.numpy as jnp
 
 from fedveil.models.layers import Array
+from fedveil.privacy import secure
 
 Tree = Any
 
 
 def gaussian(key: Array, like: Tree, deviation: Array | float) -> Tree:
     """Independent normal noise in the shape of `like`."""
-    return _draw(key, like, lambda k, n, t: deviation * jax.random.normal(k, n, t))
+    return _draw(key, like, lambda k, n, t: deviation * _normal(k, n, t))
 
 
 def laplace(key: Array, like: Tree, scale: Array | float) -> Tree:
     """Independent Laplace noise in the shape of `like`."""
-    return _draw(key, like, lambda k, n, t: scale * jax.random.laplace(k, n, t))
+    return _draw(key, like, lambda k, n, t: scale * _laplace(k, n, t))
+
+
+def _normal(key: Array, count: int, dtype: Any) -> Array:
+    return secure.gaussian(key, count, dtype) if secure.is_secure(key) else jax.random.normal(key, (count,), dtype)
+
+
+def _laplace(key: Array, count: int, dtype: Any) -> Array:
+    return secure.laplace(key, count, dtype) if secure.is_secure(key) else jax.random.laplace(key, (count,), dtype)
 
 
 LAWS = {"gaussian": gaussian, "laplace": laplace}
@@ -37,7 +48,7 @@ def add(tree: Tree, noise: Tree) -> Tree:
 def _draw(key: Array, like: Tree, one: Any) -> Tree:
     leaves, structure = jax.tree.flatten(like)
     sizes = [math.prod(a.shape) for a in leaves]
-    drawn = one(key, (sum(sizes),), leaves[0].dtype)
+    drawn = one(key, sum(sizes), leaves[0].dtype)
     parts, start = [], 0
     for a, size in zip(leaves, sizes, strict=True):
         parts.append(drawn[start : start + size].reshape(a.shape))

@@ -95,7 +95,8 @@ def _sampled(
 def moments(sigma: float, rate: float, steps: int, delta: float) -> float | None:
     """The classic moments accountant as the paper used it: one step too many, the classic conversion."""
     one = rdps.RdpAccountant(orders=MOMENT_ORDERS)
-    one.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(sigma)))
+    with accountants.quietly():
+        one.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(sigma)))
     orders = np.asarray(MOMENT_ORDERS)
     return _finite(np.min((steps + 1) * np.asarray(one._rdp) + math.log(1.0 / delta) / (orders - 1.0)))
 

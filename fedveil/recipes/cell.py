@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedveil import __version__
-from fedveil.config import load, to_toml
+from fedveil.config import load
 
 # Raised when a change of the code changes what a kind of cell measures: cells measured before are then done again.
 KIND_VERSIONS: dict[str, int] = {
@@ -65,8 +65,11 @@ class Job:
 
     @property
     def digest(self) -> str:
-        """The same for the same work: two recipes that ask for it share the result."""
-        config = to_toml(load(None, list(self.settings)))
+        """The same for the same work: two recipes that ask for it share the result.
+
+        Made from what is set apart from the defaults, so that a key added to the config leaves old results valid.
+        """
+        config = load(None, list(self.settings)).model_dump(mode="json", exclude_defaults=True)
         version = [__version__, KIND_VERSIONS[self.kind]]
         text = json.dumps([self.kind, config, dict(self.options), version], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:24]

@@ -280,8 +280,8 @@ RECIPES: tuple[Recipe, ...] = (
             Measure("promotion", "PoGZ over even, less 1"),
         ),
         "10,000 images, 3 epochs, two ε, 3 draws of the noise",
-        why="the paper names no clip α, to which the noise is proportional: two values are shown. Eq. 3 gives layers with few "
-        "positive outputs less of ε and so more noise, which may help or harm",
+        why="the paper names no clip α, to which the noise is proportional: two values are shown. Eq. 3 gives layers with "
+        "few positive outputs less of ε and so more noise, which may help or harm",
     ),
     Recipe(
         "dpfl/table-3",

@@ -1,7 +1,8 @@
 """ROC curves of attacks that guess who was in the training data, against chance and against what (ε, δ) allows.
 
-Under (ε, δ)-differential privacy, whatever the attack, TPR ≤ e^ε · FPR + δ. What an attack finds at the price of few false
-alarms is what counts, so both axes can be logarithmic, from 1e-3 on.
+Under (ε, δ)-differential privacy, whatever the attack, TPR ≤ e^ε · FPR + δ and 1 − FPR ≤ e^ε · (1 − TPR) + δ: the region
+below both lines is shaded. What an attack finds at the price of few false alarms is what counts, so both axes can be
+logarithmic, from 1e-3 on.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import numpy as np
 from fedveil.report.axes import between, fitting
 from fedveil.report.frame import MARGIN, Frame, box_beside, heading, legend, x_axis, y_axis
 from fedveil.report.lines import curve, curve_sample, markers, reference, reference_sample
-from fedveil.report.svg import document
+from fedveil.report.svg import document, element, pixels
 from fedveil.report.tables import number
 from fedveil.report.values import Numbers, numbers
 
 EDGE = 1e-3  # where log axes begin
+SHADED = 8.0  # a larger ε allows nearly everything: shading it would hide the others
 FINE = 40  # points per power of ten: what is straight on plain axes is bent on log axes
 
 
@@ -34,10 +36,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The rates that (ε, δ)-differential privacy allows: TPR ≤ min(1, e^ε · FPR + δ)."""
+    """The rates that (ε, δ)-differential privacy allows: TPR ≤ min(e^ε · FPR + δ, 1 − e^−ε · (1 − δ − FPR), 1)."""
 
     epsilon: float
     delta: float
+    of: str = ""  # whose certificate it is
 
     def __post_init__(self) -> None:
         if not (self.epsilon >= 0 and 0 <= self.delta <= 1):
@@ -45,13 +48,19 @@ class Allowed:
 
     @property
     def name(self) -> str:
-        return f"allowed by ε = {number(self.epsilon)}, δ = {number(self.delta)}"
+        allowed = f"allowed by ε = {number(self.epsilon)}, δ = {number(self.delta)}"
+        return f"{self.of}: {allowed}" if self.of else allowed
 
     def line(self, fpr: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The highest rates allowed at these rates of false positives, and where they reach 1."""
+        """The highest rates allowed at these rates of false positives, and at the corner of the two bounds."""
         steep = math.exp(min(self.epsilon, 700.0))
-        x = np.union1d(fpr, max((1.0 - self.delta) / steep, fpr[0]))
-        return x, np.minimum(1.0, steep * x + self.delta)
+        x = np.union1d(fpr, max((1.0 - self.delta) / (1.0 + steep), fpr[0]))
+        return x, self.most(x)
+
+    def most(self, fpr: np.ndarray | float) -> np.ndarray:
+        """The highest true positive rate allowed at a rate of false positives."""
+        steep, fpr = math.exp(min(self.epsilon, 700.0)), np.asarray(fpr, float)
+        return np.minimum(1.0, np.minimum(steep * fpr + self.delta, 1.0 - (1.0 - self.delta - fpr) / steep))
 
 
 def roc_chart(
@@ -76,6 +85,7 @@ def roc_chart(
     grid = np.geomspace(EDGE, 1.0, 6 * FINE) if log else np.linspace(0.0, 1.0, 6 * FINE)
     rules = [reference(frame, 0, ends, ends)]
     rules += [reference(frame, place, *one.line(grid)) for place, one in enumerate(allowed, 1)]
+    regions = [_region(frame, *one.line(grid)) for one in allowed if one.epsilon < SHADED]
     drawn = [_bent(*pair) if log else pair for pair in rates]
     parts = [curve(frame, place, *pair) for place, pair in enumerate(drawn)]
     seen = [(fpr >= low) & (tpr >= low) for fpr, tpr in rates]
@@ -88,8 +98,16 @@ def roc_chart(
     entries += [(name, reference_sample(place)) for place, name in enumerate(dashed)]
     across, end = x_axis(frame)
     below, end = legend(entries, box, end)
-    body = [head, y_axis(frame), across, frame.clipped(*rules, *parts), *marks, below]
+    body = [head, y_axis(frame), across, frame.clipped(*regions, *rules, *parts), *marks, below]
     return document(title, _says(curves, rates, allowed), width, end + MARGIN, body)
+
+
+def _region(frame: Frame, x: np.ndarray, y: np.ndarray) -> str:
+    """What lies below a line, lightly shaded."""
+    box, corners = frame.box, zip(frame.across(x), frame.up(y), strict=True)
+    path = "L".join(f"{pixels(float(a))} {pixels(float(b))}" for a, b in corners)
+    closed = f"M{pixels(box.left)} {pixels(box.bottom)}L{path}L{pixels(box.right)} {pixels(box.bottom)}z"
+    return element("path", d=closed, fill="currentColor", fill_opacity=0.07)
 
 
 def _rates(one: Curve) -> tuple[np.ndarray, np.ndarray]:

@@ -17,9 +17,11 @@ import jax.numpy as jnp
 import optax
 
 from fedveil.defenses.base import At, Defense, Setting, filters
-from fedveil.models.layers import Array, Context, Linear, Params, linear
+from fedveil.models.layers import Array, Context, Linear, Params
 from fedveil.models.net import Model, Net
-from fedveil.privacy.clip import clipping_linear
+from fedveil.models.pooling import first
+from fedveil.models.products import half_patches, quick_linear
+from fedveil.privacy.clip import clipping_first, clipping_linear
 from fedveil.rounds import keys
 
 TAPS = ("example", "batch", "client", "server", "broadcast", "release")
@@ -44,6 +46,7 @@ class Task:
     scale: float = 1.0  # stored values times this are what the model sees
     dtype: str = "float32"
     ragged_steps: bool = False  # some clients make fewer steps than others
+    half: bool = False  # products of patches in bfloat16
 
     @property
     def transform(self) -> optax.GradientTransformation:
@@ -152,12 +155,13 @@ def batch_gradient(
     ]
     if "example" not in seen.taps:
         if not stages:
-            loss, total = jax.value_and_grad(_loss)(params, task.model, x, y, mask, rng)
+            loss, total = jax.value_and_grad(_loss)(params, task.model, x, y, mask, _context(task, rng))
             return total, loss
         bound = stages[0].example_bound(points[0]) if len(stages) == 1 and can_fuse(task.model) else None
         if bound is not None:
-            fused = clipping_linear(jnp.asarray(bound, task.dtype))
-            loss, total = jax.value_and_grad(_loss)(params, task.model, x, y, mask, rng, fused)
+            limit = jnp.asarray(bound, task.dtype)
+            clipping = _context(task, rng, clipping_linear(limit), clipping_first(limit))
+            loss, total = jax.value_and_grad(_loss)(params, task.model, x, y, mask, clipping)
             return stages[0].example_on_sum(total, points[0]), loss
     return _one_by_one(task, params, x, y, mask, rng, stages, points, seen)
 
@@ -174,7 +178,9 @@ def _one_by_one(
     seen: Seen,
 ) -> tuple[Tree, Array]:
     """The obvious way: every example's gradient, every stage in order, then the sum."""
-    one = jax.value_and_grad(lambda p, xi, yi, mi, ri: _loss(p, task.model, xi[None], yi[None], mi[None], ri))
+    one = jax.value_and_grad(
+        lambda p, xi, yi, mi, ri: _loss(p, task.model, xi[None], yi[None], mi[None], _context(task, ri))
+    )
     rngs = None if rng is None else jax.random.split(rng, x.shape[0])
     losses, each = jax.vmap(one, in_axes=(None, 0, 0, 0, None if rng is None else 0))(params, x, y, mask, rngs)
     unseen: list[Tree] = []
@@ -222,7 +228,22 @@ def whole(
 
     `index`, `mask` [steps, width]. Returns the message, the mean of the batch losses, the new memory.
     """
-    received = begin(task, sent, now)
+    return received_on(task, sent, begin(task, sent, now), x, y, index, mask, steps, memory, now)
+
+
+def received_on(
+    task: Task,
+    sent: Params,
+    received: Params,
+    x: Array,
+    y: Array,
+    index: Array,
+    mask: Array,
+    steps: Array,
+    memory: Tree,
+    now: Now,
+) -> tuple[Tree, Array, Tree]:
+    """One client's round from the model it has received on: what a deployed node computes."""
 
     def body(local: Local, inputs: tuple[Array, Array, Array]) -> tuple[Local, None]:
         number, rows, present = inputs
@@ -293,10 +314,12 @@ def cross_entropy(logits: Array, y: Array) -> Array:
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=1)[:, 0]
 
 
-def _loss(
-    params: Params, model: Model, x: Array, y: Array, mask: Array, rng: Array | None, product: Linear = linear
-) -> Array:
-    context = Context(rng=rng, linear=product)
+def _context(task: Task, rng: Array | None, product: Linear = quick_linear, first: Any = first) -> Context:
+    """How a network is computed in training."""
+    return Context(rng, product, fused=True, patches=half_patches if task.half else None, first=first)
+
+
+def _loss(params: Params, model: Model, x: Array, y: Array, mask: Array, context: Context) -> Array:
     logits = model.apply(params, x, context) if isinstance(model, Net) else model.apply(params, x)
     return jnp.where(mask, cross_entropy(logits, y), 0.0).sum()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedveil.assemble import prepare
-from fedveil.attacks import study
+from fedveil.attacks import stored, study
 from fedveil.attacks.score import RULES
 from fedveil.config import NAMES, for_attack, load
 from fedveil.models.build import Choices, build
@@ -24,12 +24,19 @@ FIELDS = {"success_rate", "label_success_rate", "ssim", "mse", "psnr", "iteratio
 
 
 def test_a_study_of_a_config_and_of_a_run(fedveil_cli, tmp_path):
-    answer = fedveil_cli("attack", *given(), "--pictures", "seen", "--json", cwd=tmp_path)
+    answer = fedveil_cli("attack", *given(), "--pictures", "seen", "--out", "kept", "--json", cwd=tmp_path)
     document = json.loads(answer.out)
     assert answer.code == 0 and set(document) >= FIELDS and document["tap"] == "client" and document["images"] == 3
     assert document["label_success_rate"] == 1.0 and document["success_rate"] == 1.0 and document["mse"] < 1e-3
     for name in ("grid.png", "steps.gif"):
         assert (tmp_path / "seen" / name).stat().st_size > 100
+    (kept,), _ = stored.read_all(tmp_path / "kept")
+    assert kept.pictures.shown == ("step 1", "step 5", "result") and kept.pictures.success.all()
+    np.testing.assert_allclose(kept.pictures.found[-1], kept.pictures.truth, atol=0.1)
+    other = fedveil_cli("attack", *given("train.seed=1"), "--out", "kept", cwd=tmp_path)
+    assert other.code == 2 and "holds attacks on another config" in other.err
+    report = fedveil_cli("report", "kept", cwd=tmp_path)
+    assert report.code == 0 and "client leaks" in report.out and "accuracy not measured" in report.out
     # The same federation, trained a little, then attacked at its start: the very same observation.
     settings = [s for s in SMALL if not s.startswith("attack")]
     train = [
@@ -42,6 +49,10 @@ def test_a_study_of_a_config_and_of_a_run(fedveil_cli, tmp_path):
     last = fedveil_cli("attack", "--run", "run", *ask, cwd=tmp_path)
     assert last.code == 0 and "success rate" in last.out
     assert json.loads(fedveil_cli("attack", "--run", "run", *ask, "--json", cwd=tmp_path).out)["round"] == 2
+    kept, problems = stored.read_all(tmp_path / "run")
+    assert not problems and sorted(one.document["round"] for one in kept) == [0, 2]
+    assert first["stored"] in {f"run/attacks/{one.name}.json" for one in kept}
+    assert all(one.pictures.shown == ("result",) and len(one.pictures.truth) == 3 for one in kept)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +69,7 @@ def test_a_study_of_a_config_and_of_a_run(fedveil_cli, tmp_path):
         (["--gradients", "a.npz", "-s", "attack.tap=server"], "attack.tap", "not read with --gradients"),
         (["--gradients", "a.npz", "-s", "defense.name=fed-cdp"], "defense", "as they were seen"),
         (["--gradients", "a.npz", "--run", "b"], "--gradients", "keep one of them"),
+        (["--run", "a", "--out", "b"], "--out", "kept in that run"),
         (given("data.name=xray", "data.clients=1", "attack.round=1"), "attack.round", "cannot be trained on"),
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 
 import fedveil
 from fedveil.assemble import prepare
+from fedveil.cli.demo import _studies
 from fedveil.config import load
 from fedveil.errors import Interrupted
 from fedveil.runs import RunFolder
@@ -187,17 +188,34 @@ def test_a_finished_run_resumed_says_the_same_again(trained, fedveil_cli, tmp_pa
 # --- demo, list, data --------------------------------------------------------------------------------------------
 
 
-def test_demo_prints_a_table(fedveil_cli, tmp_path):
-    answer = fedveil_cli("demo", *SMALL_OPTIONS, cwd=tmp_path)
-    assert answer.code == 0 and "Fedveil demo" in answer.out and "─" in answer.out
-    for word in (
-        "accuracy (validation)",
-        "digits, shards, 100 clients",
-        "logistic",
-        "nothing is certified at any tap",
-        "runs/digits-none-",
-    ):
-        assert word in answer.out
+@pytest.mark.slow
+def test_demo_ends_with_a_report_of_three_runs(fedveil_cli, tmp_path):
+    answer = fedveil_cli("demo", "-s", "train.rounds=20", "--json", cwd=tmp_path)
+    assert answer.code == 0, answer.err
+    made = json.loads(answer.out)
+    assert set(made) >= {"accuracy", "split", "loss", "rounds", "seconds", "run", "ledger", "report", "runs", "study"}
+    assert made["study"].startswith("runs/demo-") and made["report"] == f"{made['study']}/report.html"
+    seats = {run["defense"][0]: run["seats"] for run in made["runs"]}
+    for tap in ("server", "client", "example"):
+        assert seats["none"][tap]["verdict"] == seats["fed-sdp"][tap]["verdict"] == "leaks"
+        assert seats["fed-cdp"][tap]["success_rate"] == 0 and seats["fed-cdp"][tap]["epsilon"]["example"] > 0
+    page = (tmp_path / made["report"]).read_text(encoding="utf-8")
+    assert page.count("data:image/png") == 3 * 3 * 6 * 5  # runs, seats, examples; truth, three steps, result
+    assert "1 of 3: training, none" in answer.err
+
+
+def test_settings_of_the_demo_reach_all_its_runs_and_a_defence_takes_the_place_of_ours():
+    ours = {name: load(None, given) for name, given in _studies(["train.rounds=7"]).items()}
+    assert list(ours) == ["none", "fed-sdp", "fed-cdp"] and {one.train.rounds for one in ours.values()} == {7}
+    assert len({str((one.data, one.model, one.train)) for one in ours.values()}) == 1
+    own = {name: load(None, given) for name, given in _studies(["defense.name=lip", "model.name=logistic"]).items()}
+    assert list(own) == ["none", "lip"] and {one.model.name for one in own.values()} == {"logistic"}
+    assert list(_studies(["defense.name=none", "data.name=cancer"])) == ["none"]
+
+
+def test_demo_refuses_what_a_training_refuses_before_it_begins(fedveil_cli, tmp_path):
+    answer = fedveil_cli("demo", "-s", "train.batch=99", cwd=tmp_path)
+    assert answer.code == 2 and "train.batch" in answer.err and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("kind", NAMES)

@@ -40,6 +40,21 @@ NARROWEST = 8  # a block shrinks to no less than this part of its first width
 
 
 @dataclass(frozen=True)
+class Sight:
+    """Where the attacks of a block stand after a spell, for whoever watches: arrays with a leading axis over them."""
+
+    attack: np.ndarray  # place among all attacks
+    z: np.ndarray  # the best point so far
+    distance: np.ndarray  # squared gradient distance there
+    iteration: np.ndarray
+    evaluations: np.ndarray
+    seconds: float  # what the spell took, compiling apart
+
+
+Watch = Callable[[Sight], int]  # returns how many evaluations the block's next spell makes
+
+
+@dataclass(frozen=True)
 class Ended:
     """One attack's last state, as numpy arrays without the leading axis."""
 
@@ -89,10 +104,10 @@ class Programs:
         """Whether blocks so wide have been compiled."""
         return any(name == "spell" and shapes[0][0][0] == width for name, _, shapes in self._made)
 
-    def spell(self, lanes: Lanes, job: Job, shared: Params | None) -> Lanes:
-        """Up to SPELL evaluations of every running lane."""
+    def spell(self, lanes: Lanes, job: Job, shared: Params | None, length: int = SPELL) -> Lanes:
+        """Up to `length` evaluations of every running lane."""
 
-        def program(lanes: Lanes, job: Job, shared: Params | None) -> Lanes:
+        def program(lanes: Lanes, job: Job, shared: Params | None, length: jax.Array) -> Lanes:
             optimizer = optimizer_of(self.problem)
 
             def look(z: jax.Array) -> Seen:
@@ -102,11 +117,11 @@ class Programs:
                 return carry[0] + 1, play(optimizer, look, carry[1])
 
             def goes_on(carry: tuple[jax.Array, Lanes]) -> jax.Array:
-                return (carry[0] < SPELL) & (carry[1].status == RUNNING).any()
+                return (carry[0] < length) & (carry[1].status == RUNNING).any()
 
             return jax.lax.while_loop(goes_on, body, (jnp.zeros((), jnp.int32), lanes))[1]
 
-        return self.call("spell", program, lanes, job, shared, donate=(0,))
+        return self.call("spell", program, lanes, job, shared, np.asarray(length, np.int32), donate=(0,))
 
     def begin(self, z: np.ndarray, rules: StopRules) -> Lanes:
         return self.call("begin", lambda z, rules: begin(optimizer_of(self.problem), z, rules, self._room), z, rules)
@@ -169,10 +184,12 @@ def run(
     width: int | None = None,
     workers: int | None = None,
     progress: Callable[[int], None] = lambda ended: None,
+    watch: Watch | None = None,
 ) -> list[Ended]:
     """All attacks to their ends. starts [attacks, size]; jobs with a leading axis over the attacks.
 
-    Of `settings` only the stop rules are read here; the rest is in the programs.
+    Of `settings` only the stop rules are read here; the rest is in the programs. `watch` is called by the workers' threads
+    after every spell; the first spell of a watched block is one evaluation.
     """
     attacks = len(starts)
     on_cpu = jax.default_backend() == "cpu"
@@ -188,7 +205,7 @@ def run(
     def work(_: int) -> None:
         # The switch to 64 bits belongs to a thread.
         with jax.enable_x64(x64), jax.default_matmul_precision("highest"):
-            worker = _Worker(programs, shared, starts, jobs, settings, width, queue)
+            worker = _Worker(programs, shared, starts, jobs, settings, width, queue, watch)
             while not halt.is_set() and worker.turn(ended):
                 progress(len(ended))
 
@@ -214,9 +231,11 @@ class _Worker:
         settings: Settings,
         width: int,
         queue: deque[int],
+        watch: Watch | None = None,
     ):
         self.programs, self.shared, self.starts, self.jobs, self.settings = programs, shared, starts, jobs, settings
         self.queue, self.narrowest = queue, max(1, width // NARROWEST)
+        self.watch, self.length = watch, SPELL if watch is None else 1
         self.owners = [_next(queue) for _ in range(width)]
         rows = self._rows()
         self.lanes, self.job = (
@@ -231,10 +250,12 @@ class _Worker:
         if all(a is None for a in self.owners):
             return False
         began, compiled = time.monotonic(), self.programs.seconds
-        self.lanes = self.programs.spell(self.lanes, self.job, self.shared)
+        self.lanes = self.programs.spell(self.lanes, self.job, self.shared, self.length)
         status = np.asarray(self.lanes.status)
         taken = max(0.0, time.monotonic() - began - (self.programs.seconds - compiled))
         done = [lane for lane, a in enumerate(self.owners) if a is not None and status[lane] != RUNNING]
+        if self.watch is not None:
+            self.length = max(1, self.watch(self._sight(taken)))
         if done:
             self._hand_back(done, ended)
             self._refill(done)
@@ -243,6 +264,13 @@ class _Worker:
 
     def _rows(self) -> np.ndarray:
         return np.array([0 if a is None else a for a in self.owners])
+
+    def _sight(self, seconds: float) -> Sight:
+        lanes = np.array([lane for lane, a in enumerate(self.owners) if a is not None])
+        own = self.lanes
+        shown = jax.device_get((own.best, own.best_distance, own.iteration, own.evaluations))
+        best, distance, iteration, evaluations = (np.asarray(a)[lanes] for a in shown)
+        return Sight(self._rows()[lanes], best, distance, iteration, evaluations, seconds)
 
     def _hand_back(self, done: list[int], ended: dict[int, Ended]) -> None:
         host: Lanes = jax.device_get(replace(self.lanes, memory=(), z=self.lanes.status))

@@ -51,11 +51,14 @@ def reconstruct(
     width: int | None = None,
     workers: int | None = None,
     progress: Callable[[int, int], None] = lambda ended, total: None,
+    watch: Callable[[np.ndarray, np.ndarray, crew.Sight], int] | None = None,
 ) -> Reconstruction:
     """Runs an attack on everything observed, once per seed.
 
     `width` and `workers` (lanes in a block, blocks at a time) change the speed and nothing else. `progress` is called with
-    the attacks that have ended and their number.
+    the attacks that have ended and their number. `watch` sees attacks on their way: inputs and labels as they would be
+    read out now, and where each stands (`attack` counts tries); it returns how many evaluations to make before it looks
+    again, which changes the speed and nothing else.
     """
     with jax.enable_x64(precision == "float64"), jax.default_matmul_precision("highest"):
         problem = pose(observation, settings)
@@ -81,6 +84,7 @@ def reconstruct(
             width=width,
             workers=workers,
             progress=lambda n: progress(n, len(keys)),
+            watch=None if watch is None else lambda s: watch(*_read_out(problem, s.z, guessed[at[s.attack]]), s),
         )
         compiling = programs.seconds - compiled
         seconds = time.monotonic() - started - compiling

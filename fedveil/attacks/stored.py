@@ -1,0 +1,154 @@
+"""Attacks as a run folder keeps them, so that a report can gather them: `attacks/NAME-TAP-DIGEST.json` and `.npz`.
+
+The JSON is the document that `fedveil attack --json` prints, with the `[attack]` settings beside it. The arrays are a few
+pictures (truth, steps, result, with their scores) and the ROC curves. The same attack with the same settings takes the
+place of the earlier one; other settings get a file of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedveil.jsontext import to_json
+
+FOLDER = "attacks"
+MOST = 6  # pictures of an attack that are kept
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Truth and what was found, for some of the attacked examples."""
+
+    truth: np.ndarray  # [n, ...shape], values in [0, 1]
+    found: np.ndarray  # [shown, n, ...shape]
+    shown: tuple[str, ...]  # what each row of `found` is: "step 5", …, "result"
+    ssim: np.ndarray  # [n] of the last row; NaN where there is none
+    mse: np.ndarray  # [n]
+    labels: np.ndarray  # [n, 2]: true and recovered; −1 where not known
+    success: np.ndarray  # [n] bool
+    of: str = "truth"  # what the first row is
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One attack, read back."""
+
+    name: str  # of its file, without the ending
+    document: Mapping[str, Any]
+    pictures: Pictures | None = None
+    curves: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # false and true positive rates
+
+
+def save(
+    run: Path,
+    settings: Mapping[str, Any],
+    document: Mapping[str, Any],
+    pictures: Pictures | None = None,
+    curves: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
+) -> Path:
+    """Keeps an attack in a run folder; returns the path of its JSON."""
+    asked = {key: value for key, value in settings.items() if value is not None}
+    digest = hashlib.sha256(to_json([asked, document.get("round")]).encode()).hexdigest()[:8]
+    folder = run / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{document['attack']}-{document.get('tap') or 'none'}-{digest}.json"
+    arrays = {**_of_pictures(pictures), **_of_curves(curves or {})}
+    from fedveil.runs import write_atomic, write_text
+
+    beside = path.with_suffix(".npz")
+    beside.unlink(missing_ok=True)
+    if arrays:
+        savez: Callable[..., None] = np.savez_compressed
+        write_atomic(beside, lambda file: savez(file, **arrays))
+    write_text(path, to_json({**document, "settings": asked}, indent=2) + "\n")
+    return path
+
+
+def unscored(rows: Sequence[np.ndarray], captions: Sequence[str]) -> Pictures | None:
+    """Rows of pictures [n, height, width, channels] that are not scored one by one; the first is what the others are of."""
+    if not rows:
+        return None
+    none = np.full(len(rows[0][:MOST]), np.nan)
+    return Pictures(
+        truth=rows[0][:MOST],
+        found=np.stack([row[:MOST] for row in rows[1:]]),
+        shown=tuple(captions[1:]),
+        ssim=none,
+        mse=none,
+        labels=np.full((len(none), 2), -1),
+        success=np.zeros(len(none), bool),
+        of=captions[0],
+    )
+
+
+def read_all(run: Path) -> tuple[list[Stored], list[str]]:
+    """All attacks of a run folder in the order of their names, and a line for each file that cannot be read."""
+    found, problems = [], []
+    for path in sorted((run / FOLDER).glob("*.json")):
+        try:
+            found.append(_read(path))
+        except Exception as error:  # a file of any other content: the rest of the report is still true
+            problems.append(f"{FOLDER}/{path.name} cannot be read ({type(error).__name__}: {error})")
+    return found, problems
+
+
+def _read(path: Path) -> Stored:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(document, dict) or not isinstance(document.get("attack"), str):
+        raise ValueError("it does not name its attack")
+    arrays: dict[str, np.ndarray] = {}
+    if path.with_suffix(".npz").exists():
+        with np.load(path.with_suffix(".npz"), allow_pickle=False) as stored:
+            arrays = dict(stored)
+    return Stored(path.stem, document, _to_pictures(arrays), _to_curves(arrays))
+
+
+def _of_pictures(pictures: Pictures | None) -> dict[str, np.ndarray]:
+    if pictures is None:
+        return {}
+    kept = {
+        "truth": _bytes(pictures.truth),
+        "found": _bytes(pictures.found),
+        "shown": np.array(pictures.shown),
+        "ssim": pictures.ssim,
+        "mse": pictures.mse,
+        "labels": pictures.labels,
+        "success": pictures.success,
+        "of": np.array(pictures.of),
+    }
+    return {f"pictures/{key}": value for key, value in kept.items()}
+
+
+def _bytes(values: np.ndarray) -> np.ndarray:
+    """Values in [0, 1] as bytes; what is not finite is black."""
+    return (np.nan_to_num(np.clip(values, 0.0, 1.0)) * 255).round().astype(np.uint8)
+
+
+def _to_pictures(arrays: Mapping[str, np.ndarray]) -> Pictures | None:
+    if "pictures/truth" not in arrays:
+        return None
+    own = {key.partition("/")[2]: value for key, value in arrays.items() if key.startswith("pictures/")}
+    shown = tuple(str(text) for text in own["shown"])
+    truth, found = own["truth"] / 255.0, own["found"] / 255.0
+    if truth.ndim != 4 or found.shape != (len(shown), *truth.shape):
+        raise ValueError("its pictures do not fit together")
+    scores = own["ssim"], own["mse"], own["labels"], own["success"]
+    if any(len(one) != len(truth) for one in scores):
+        raise ValueError("its pictures and their scores do not fit together")
+    return Pictures(truth, found, shown, *scores, of=str(own["of"]))
+
+
+def _of_curves(curves: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {f"curve/{name}": np.stack(pair) for name, pair in curves.items()}
+
+
+def _to_curves(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    named = {key.partition("/")[2]: value for key, value in arrays.items() if key.startswith("curve/")}
+    return {name: (value[0], value[1]) for name, value in named.items()}

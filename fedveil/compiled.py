@@ -1,0 +1,64 @@
+"""Compiled programs kept from one start to the next, so that the second start does not compile again.
+
+Called by the command line before JAX is imported. They lie in the user's cache folder, apart for each kind of processor,
+since a program made for one may not run on another. `FEDVEIL_COMPILED` names another folder, or `off`. Whoever sets JAX's
+own `JAX_COMPILATION_CACHE_DIR` keeps it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+SETTING = "FEDVEIL_COMPILED"
+MOST = 512 * 2**20  # bytes; beyond it the oldest programs go
+SHORTEST = "0.3"  # seconds of compiling that are worth a file
+
+
+def keep() -> Path | None:
+    """Tells JAX where to keep programs; None where it is not to."""
+    asked = os.environ.get(SETTING, "")
+    if asked.lower() in ("off", "0", "no") or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return None
+    folder = Path(asked) if asked else _usual()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _make_room(folder)
+    except OSError:  # a home that cannot be written: every start compiles
+        return None
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", SHORTEST)
+    return folder
+
+
+def _usual() -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "fedveil" / f"compiled-{_machine()}"
+
+
+def _machine() -> str:
+    """Which processor, and which JAX: ten letters."""
+    said = [platform.machine(), platform.processor()]
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        said += [
+            next((line for line in lines if line.startswith(key)), "") for key in ("model name", "flags", "Features")
+        ]
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        said.append(metadata.version("jaxlib"))
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:10]
+
+
+def _make_room(folder: Path) -> None:
+    """Removes the programs that were written first, until the rest takes no more than it may."""
+    files = [(path.stat().st_mtime, path.stat().st_size, path) for path in folder.iterdir() if path.is_file()]
+    left = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
+        if left <= MOST:
+            return
+        path.unlink(missing_ok=True)
+        left -= size

@@ -1,0 +1,161 @@
+"""A node's own privacy account: a file on its own disk, one line for each round that it took part in.
+
+A line is written, synced and in place before anything of that round is sent, so that a crash can only leave an account
+that is too high. Nothing is ever taken back: a round asked for again, a restart, a second run all add lines. What a round
+costs is written out in full (noise, steps, sampling rate), so that ε follows from this file alone.
+
+The account counts the rounds that really happened, so it needs no assumption on how the server draws its clients.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedveil.deploy.limits import Limits, Refused
+from fedveil.errors import RunError
+from fedveil.jsontext import to_json
+from fedveil.privacy import accountants
+from fedveil.privacy.accountants import Round
+
+FILE = "ledger.jsonl"
+UNITS = ("example", "client")
+
+
+@dataclass(frozen=True)
+class Use:
+    """What one round does to one unit of this node: see `accountants.Round`."""
+
+    z: float
+    steps: int = 1
+    rate: float = 1.0
+    hidden: bool = False
+    law: str = "gaussian"
+    replace: bool = False
+
+    @classmethod
+    def of(cls, one: Round) -> Use:
+        """The noise is rounded down to three digits, so that rounds of a schedule fall into few groups."""
+        z = min(value for _, value in one.noise)
+        digits = 2 - math.floor(math.log10(z)) if z > 0 else 0
+        floor = math.floor(z * 10.0**digits) / 10.0**digits
+        return cls(floor, one.steps, one.rate, one.hidden, one.law, one.replace)
+
+    @property
+    def round(self) -> Round:
+        law: Any = self.law
+        return Round(((1.0, self.z),), self.steps, self.rate, self.hidden, law=law, replace=self.replace)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One round that was taken part in. A unit whose use is None has no certificate from then on."""
+
+    run: str
+    round: int
+    config: str  # digest of the config that was asked for
+    example: Use | None
+    client: Use | None
+    time: str = ""
+
+    def use(self, unit: str) -> Use | None:
+        return self.example if unit == "example" else self.client
+
+
+class NodeLedger:
+    """The account in a node's folder."""
+
+    def __init__(self, home: Path) -> None:
+        self.path = home / FILE
+
+    def create(self) -> None:
+        """An empty account. One that is there already is kept."""
+        if not self.path.exists():
+            self._write([])
+
+    def entries(self) -> list[Entry]:
+        """All lines; a missing or damaged account stops the node rather than starting again from zero."""
+        try:
+            lines = self.path.read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            raise RunError(f"{self.path} is missing: put it back; without the account nothing is sent") from None
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path} cannot be read ({error}): nothing is sent without the account") from None
+        try:
+            header = json.loads(lines[0])
+            found = [_entry(json.loads(line)) for line in lines[1:]]
+            if header != {"ledger": 1, "entries": len(found)}:
+                raise ValueError("lines are missing")
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise RunError(
+                f"{self.path} is damaged ({error}): put a good copy back; nothing is sent without it"
+            ) from None
+        return found
+
+    def epsilon(self, unit: str, delta: float) -> float:
+        """ε of all that was sent so far; infinite where something had no certificate."""
+        return total(self.entries(), unit, delta)
+
+    def spend(self, entry: Entry, limits: Limits) -> float | None:
+        """Writes a round before it is sent, or raises `Refused` where it would exceed the budget.
+
+        Returns ε after it; None where there is no budget, since composing takes a second or two.
+        """
+        with self._locked():
+            entries = [*self.entries(), entry]
+            after = total(entries, limits.unit, limits.delta) if limits.epsilon is not None else None
+            if after is not None and limits.epsilon is not None and not after <= limits.epsilon:
+                spent = total(entries[:-1], limits.unit, limits.delta)
+                raise Refused(
+                    f"over budget: ε = {spent:.4g} of {limits.epsilon:g} is spent (δ = {limits.delta:g}, one "
+                    f"{limits.unit}), this round would make it {after:.4g}"
+                )
+            self._write(entries)
+        return after
+
+    def _write(self, entries: Sequence[Entry]) -> None:
+        from fedveil.runs import write_text
+
+        header = {"ledger": 1, "entries": len(entries)}
+        write_text(self.path, "".join(to_json(line) + "\n" for line in (header, *map(asdict, entries))))
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name itself must survive a power cut
+        finally:
+            os.close(folder)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One writer at a time: two messages of one node may be worked on at once."""
+        with self.path.with_suffix(".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def _entry(line: dict[str, Any]) -> Entry:
+    uses = {unit: None if line[unit] is None else Use(**line[unit]) for unit in UNITS}
+    return Entry(line["run"], line["round"], line["config"], uses["example"], uses["client"], line["time"])
+
+
+def total(entries: Sequence[Entry], unit: str, delta: float) -> float:
+    """ε of these rounds at δ, composed; infinite where one of them has no certificate."""
+    uses = [entry.use(unit) for entry in entries]
+    if any(use is None for use in uses):
+        return math.inf
+    groups = Counter(use.round for use in uses if use is not None)
+    ordered = tuple(sorted(groups.items(), key=repr))
+    found = accountants.epsilon(ordered, delta, "pld")
+    return math.inf if found is None else found
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,109 @@
+"""`fedveil deploy run`: hands a run to the server and follows it to its end through its run folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedveil.config import Config, load, resolve, to_toml
+from fedveil.deploy import commands
+from fedveil.deploy.bundle import write_bundle
+from fedveil.deploy.coordinator import Terms, check_deployable
+from fedveil.deploy.files import Federation
+from fedveil.deploy.processes import flwr, listening, write_connection
+from fedveil.errors import ConfigError, FedveilError, Interrupted, RunError
+from fedveil.runs import RunFolder
+
+Row = dict[str, Any]
+GRACE = 15.0  # seconds that a run may be over for Flower before its folder says how it ended
+
+
+def checked(federation: Federation, config: Config) -> Config:
+    """The config as it will be deployed."""
+    config = resolve(config)
+    check_deployable(config)
+    if config.data.clients != federation.nodes:
+        takes = f"the federation has {federation.nodes} nodes: make them equal"
+        raise ConfigError("data.clients", config.data.clients, takes)
+    return config
+
+
+def run(
+    federation: Federation,
+    config: Config | None,
+    folder: RunFolder,
+    terms: Terms,
+    say: Callable[[str], None],
+    progress: Callable[[Row], None] | None = None,
+) -> dict[str, Any]:
+    """Starts a run, or with config None goes on with the one in `folder`; returns its result."""
+    config = checked(federation, load(folder.config) if config is None else config)
+    if not listening(federation.port):
+        raise RunError(f"no server listens on port {federation.port}: start it with 'fedveil deploy server'")
+    write_connection(federation)
+    environment = commands.environment(federation.server)
+    folder.write_info(status="submitted", error=None)
+    app = write_bundle(folder.path / "app", to_toml(config), folder.path.resolve(), terms)
+    number = int(flwr(commands.submit(app), environment)["run-id"])
+    say(f"run {number} in {folder.path}")
+    try:
+        return _Following(folder, number, environment, progress).to_the_end()
+    except KeyboardInterrupt:
+        flwr(commands.stop(number), environment)
+        again = f"fedveil deploy run --federation {federation.folder} --resume {folder.path}"
+        raise Interrupted(f"stopped; go on with: {again}") from None
+
+
+class _Following:
+    """What is known of a run while it goes on."""
+
+    def __init__(
+        self, folder: RunFolder, number: int, environment: dict[str, str], progress: Callable[[Row], None] | None
+    ) -> None:
+        self.folder, self.number, self.environment, self.progress = folder, number, environment, progress
+        self.shown = 0
+        self.over_since: float | None = None
+
+    def to_the_end(self) -> dict[str, Any]:
+        asked = time.monotonic()
+        while True:
+            info = self.folder.read_info()
+            self._show()
+            if info.get("status") == "done":
+                return dict(info["result"])
+            if info.get("status") == "failed":
+                raise RunError(str(info.get("error")))
+            if time.monotonic() - asked > 10.0:
+                asked = time.monotonic()
+                self._check_alive()
+            time.sleep(0.5)
+
+    def _show(self) -> None:
+        rows = self.folder.read_metrics()
+        for row in rows[self.shown :]:
+            if self.progress:
+                self.progress(row)
+        self.shown = max(self.shown, len(rows))
+
+    def _check_alive(self) -> None:
+        """A run that is over for Flower without a word in its folder was killed. A server that is away may come back."""
+        try:
+            runs = flwr(commands.list_runs(), self.environment)["runs"]
+        except FedveilError:
+            return
+        status = next((str(run["status"]) for run in runs if int(run["run-id"]) == self.number), "unknown")
+        if not status.startswith("finished"):
+            self.over_since = None
+            return
+        self.over_since = self.over_since or time.monotonic()
+        if time.monotonic() - self.over_since > GRACE:
+            raise RunError(f"the run ended without a result ({status}); go on with --resume {self.folder.path}")
+
+
+def new_folder(out: str | None, config: Config) -> RunFolder:
+    from fedveil.runs import default_path
+
+    names = "+".join(d["name"] for d in config.defense)
+    return RunFolder.create(Path(out) if out else default_path(f"deploy-{config.data.name}-{names}"))

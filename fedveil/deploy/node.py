@@ -1,0 +1,297 @@
+"""A node's part of a deployed round: check what is asked, write the account, compute, hand over the update.
+
+The computation is `rounds.client.received_on`, the same function that the simulator runs for every client. Its randomness
+is secret here: a fresh cryptographic key for the noise, fresh secret bits for the batches. In test mode, which the node's
+owner has to allow, both follow from the run's seed as in simulation, and the account says that nothing is protected.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+import time
+import tomllib
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedveil.assemble import build_model, make_setting
+from fedveil.config import Config, from_dict, resolve
+from fedveil.data.arrays import read_arrays
+from fedveil.data.dataset import Dataset, Part, check_arrays
+from fedveil.data.partition import Partition
+from fedveil.defenses.base import Defense, View
+from fedveil.defenses.catalog import make_all
+from fedveil.deploy import limits as limiting
+from fedveil.deploy.account import UNITS, Entry, NodeLedger, Use, now
+from fedveil.deploy.limits import Node, Refused
+from fedveil.deploy.messages import Introduction, Parts, Reply, Request
+from fedveil.deploy.wire import BadMessage, pack, unpack
+from fedveil.errors import ConfigError, DataError
+from fedveil.jsontext import to_json
+from fedveil.privacy import ledger, secure
+from fedveil.rounds import client as client_part
+from fedveil.rounds import keys, plan
+from fedveil.rounds.client import Now, Task
+from fedveil.rounds.simulate import Schedule
+from fedveil.runs import named_leaves, write_atomic
+
+Tree = Any
+
+
+def introduce(home: Path) -> Introduction:
+    """What the server may know of this node."""
+    node = limiting.read_node(home)
+    data = read_data(home, node)
+    shape = ",".join(str(n) for n in data.x.shape[1:])
+    return Introduction(node.client, len(data), shape, node.classes, str(data.x.dtype))
+
+
+def read_data(home: Path, node: Node) -> Part:
+    """The node's own examples."""
+    path = home / Path(node.data).expanduser()
+    found = read_arrays(path, ("x", "y"), f"{home / limiting.FILE}: data")
+    data = check_arrays(found["x"], found["y"], str(path))
+    if int(data.y.max()) >= node.classes:
+        raise DataError(
+            f"{path}: there is a label {int(data.y.max())}, but {limiting.FILE} says classes = {node.classes}"
+        )
+    return data
+
+
+def answer(home: Path, request: Request, parts: Parts) -> tuple[Reply, Parts]:
+    """The reply to a request. What the node's owner or its account does not allow is refused with one line.
+
+    Words of other errors stay on the node, since they may speak of its data.
+    """
+    sent: Parts = {}
+    loss, refused = math.nan, ""
+    try:
+        sent, loss = _Round(home, request).take_part(parts)
+    except Refused as error:
+        refused = str(error)
+    except Exception:
+        refused = kept_here(home)
+    return Reply(request.run, request.round, request.client, refused, loss), sent
+
+
+def kept_here(home: Path) -> str:
+    """Writes the error that is being handled into the node's folder; returns what others may know of it."""
+    with (home / "errors.log").open("a", encoding="utf-8") as file:
+        file.write(f"{now()}\n{traceback.format_exc()}\n")
+    return "failed at the node: its owner finds the reason in errors.log"
+
+
+def cached_compilations(home: Path) -> None:
+    """Keeps compiled programs in the node's folder: a node's process lives for one message."""
+    set_option: Callable[..., None] = jax.config.update
+    set_option("jax_compilation_cache_dir", str(home / "compiled"))
+    set_option("jax_persistent_cache_min_compile_time_secs", 0.0)
+    set_option("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a request comes to at this node."""
+
+    config: Config
+    task: Task
+    law: plan.BatchLaw
+    steps: int
+
+
+class _Round:
+    """One round at one node."""
+
+    def __init__(self, home: Path, request: Request) -> None:
+        self.home, self.request, self.started = home, request, time.monotonic()
+        self.node = limiting.read_node(home)
+        self.data = read_data(home, self.node)
+
+    def take_part(self, parts: Parts) -> tuple[Parts, float]:
+        """What is sent, and the loss. The account is written before anything is computed."""
+        planned = self._plan()
+        with jax.enable_x64(planned.task.dtype == "float64"):
+            received = self._received(planned, parts)
+            entry = self._allowed(planned)
+            task = replace(planned.task, defenses=self._prepared(planned))
+            memory = self._memory(task, received)
+            spent = NodeLedger(self.home).spend(entry, self.node.limits)
+            message, loss, memory = self._compute(replace(planned, task=task), received, memory)
+            if memory:
+                self._remember(memory)
+            sent = pack(message)
+        self._log(spent)
+        return sent, float(loss) if _tells_loss(task) else math.nan
+
+    def _plan(self) -> _Plan:
+        """The config that was sent, checked as one from a file would be, with this node's own sizes."""
+        request = self.request
+        if request.client != self.node.client:
+            raise Refused(f"this node is client {self.node.client}, not {request.client}")
+        if request.test and not self.node.test:
+            raise Refused(f"test mode (noise that the server knows) is not allowed in this node's {limiting.FILE}")
+        try:
+            config = resolve(_config(request.config))
+            return self._checked(config)
+        except ConfigError as error:  # it speaks of what was sent
+            raise Refused(str(error)) from None
+
+    def _checked(self, config: Config) -> _Plan:
+        request, train = self.request, config.train
+        assert train.batch is not None and train.rounds is not None
+        if not 0 <= request.round < train.rounds:
+            raise Refused(f"there is no round {request.round} in a run of {train.rounds}")
+        law = plan.BatchLaw(train.batching, train.batch, train.local_steps, train.local_epochs)
+        model = build_model(config, self.data.x.shape[1:], self.node.classes)
+        setting = make_setting(config, _as_client(0, len(self.data)), law, model, len(self.data))
+        # Sizes of the others are the server's word. A wrong one changes the noise, and the account of it alike.
+        setting = replace(
+            setting,
+            smallest=max(1, request.smallest),
+            max_weight=request.max_weight,
+            min_weight=request.min_weight,
+        )
+        defenses = make_all(config.defense)
+        for defense in defenses:
+            defense.check(setting)
+        scale = 1.0 / 255.0 if self.data.x.dtype == np.uint8 else 1.0
+        task = Task(model, setting, train.optimizer, defenses, scale, config.speed.precision)
+        return _Plan(config, task, law, setting.local_steps)
+
+    def _received(self, planned: _Plan, parts: Parts) -> Tree:
+        shapes = jax.eval_shape(planned.task.model.init, jax.random.key(0))
+        wanted = jax.tree.map(lambda a: np.broadcast_to(np.zeros((), planned.task.dtype), a.shape), shapes)
+        try:
+            return unpack(parts, wanted)
+        except BadMessage as error:
+            raise Refused(f"the model that was sent cannot be used: {error}") from None
+
+    def _allowed(self, planned: _Plan) -> Entry:
+        """The line that goes into the account; or `Refused`."""
+        request, task = self.request, planned.task
+        costs = {unit: ledger.one_round(task.defenses, task.setting, request.round, unit) for unit in UNITS}
+        if _tells_loss(task):
+            costs = dict.fromkeys(UNITS, (None, "its loss is told to the server without noise"))
+        use, why = costs[self.node.limits.unit]
+        if not (request.test and use is None):
+            limiting.check(self.node.limits, planned.config, task.defenses, planned.steps, use, why)
+        # Noise that the server knows protects nothing.
+        uses = {unit: None if one is None or request.test else Use.of(one) for unit, (one, _) in costs.items()}
+        return Entry(request.run, request.round, request.digest, uses["example"], uses["client"], now())
+
+    # --- what stateful defences remember
+
+    def _prepared(self, planned: _Plan) -> tuple[Defense, ...]:
+        """The defences, with this node's data in the hands of those that measure something on it."""
+        task = replace(planned.task, defenses=())
+        seed = self.request.seed if self.request.test else secrets.randbits(31)
+        dataset = Dataset("node", self.data, self.data, "none", self.node.classes)
+        view = View(task, dataset, _as_client(self._id, len(self.data)), planned.law, seed)
+        return tuple(_without_server_part(d).prepare(view) for d in planned.task.defenses)
+
+    @property
+    def _id(self) -> int:
+        """The client number in keys: in test mode the simulator's, else none is needed."""
+        return self.node.client if self.request.test else 0
+
+    @property
+    def _memory_file(self) -> Path:
+        name = hashlib.sha256(self.request.run.encode()).hexdigest()[:16]
+        return self.home / "memory" / f"{name}.npz"
+
+    def _memory(self, task: Task, received: Tree) -> Tree:
+        """What this node remembers of this run; measured from the first model that it receives."""
+        stateful = {str(place): d for place, d in enumerate(task.defenses) if d.stateful}
+        if not stateful:
+            return {}
+        params = jax.tree.map(jnp.asarray, received)
+        blank = {place: d.initial_memories(params, self._id + 1) for place, d in stateful.items()}
+        blank = jax.device_get(jax.tree.map(lambda a: a[self._id], blank))
+        if not self._memory_file.exists():
+            return blank
+        with np.load(self._memory_file) as stored:
+            arrays = dict(stored)
+        leaves = named_leaves(blank)
+        if {n: (a.shape, a.dtype) for n, a in arrays.items()} != {n: (a.shape, a.dtype) for n, a in leaves.items()}:
+            raise Refused("what this node remembers of this run does not fit the config that is asked for")
+        return jax.tree.unflatten(jax.tree.structure(blank), [arrays[name] for name in leaves])
+
+    def _remember(self, memory: Tree) -> None:
+        arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(jax.device_get(memory)).items()}
+        self._memory_file.parent.mkdir(exist_ok=True)
+        savez: Callable[..., None] = np.savez
+        write_atomic(self._memory_file, lambda file: savez(file, **arrays))
+
+    # --- the computation
+
+    def _compute(self, planned: _Plan, received: Tree, memory: Tree) -> tuple[Tree, Any, Tree]:
+        request, task, law = self.request, planned.task, planned.law
+        own = _as_client(self._id, len(self.data))
+        alone = plan.Cohort(np.array([self._id]), np.zeros(1, np.int64), np.zeros(1, bool), 1, 0)
+        seed = request.seed if request.test else secrets.randbits(128)
+        widths = plan.batch_widths(law, own, planned.steps)
+        batches = plan.draw_batches(law, own, seed, request.round, alone, widths)
+        train = planned.config.train
+        assert train.lr is not None and train.lr_end is not None and train.rounds is not None
+        lr = jnp.asarray(Schedule(train.lr, train.lr_end, train.rounds).at(request.round), task.dtype)
+        key, shared = self._keys()
+        moment = Now(key, shared, jnp.int32(request.round), lr)
+        # The server takes the difference of models (fedavg) itself: a node need not know the model before its noise.
+        sent = jax.tree.map(np.zeros_like, received)
+        whole = jax.jit(partial(client_part.received_on, task))
+        return whole(
+            sent,
+            received,
+            self.data.x,
+            self.data.y,
+            batches.index[0],
+            batches.mask[0],
+            batches.steps[0],
+            memory,
+            moment,
+        )
+
+    def _keys(self) -> tuple[Any, Any]:
+        if not self.request.test:
+            return secure.fresh_key(), secure.fresh_key()
+        of_round = keys.round_key(keys.root(self.request.seed), self.request.round)
+        return keys.client_key(of_round, self.node.client, 0), keys.shared_key(of_round)
+
+    def _log(self, spent: float | None) -> None:
+        """One line for the node's owner; it stays on the node."""
+        row = {"time": now(), "run": self.request.run, "round": self.request.round, "epsilon": spent}
+        seconds = round(time.monotonic() - self.started, 3)
+        with (self.home / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            file.write(to_json({**row, "seconds": seconds, "cpu_seconds": round(time.process_time(), 2)}) + "\n")
+
+
+def _tells_loss(task: Task) -> bool:
+    """Whether the server selects clients by the losses that they report."""
+    return any(d.reads_losses and d.fills("select") for d in task.defenses)
+
+
+def _config(text: str) -> Config:
+    try:
+        return from_dict(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError("config", text, f"is not TOML: {error}") from None
+
+
+def _as_client(number: int, size: int) -> Partition:
+    """A partition in which this node is client `number`, so that draws have its name; those before it share its rows."""
+    start = np.zeros(number + 1, np.int64)
+    return Partition(np.arange(size, dtype=np.int32), start, np.full(number + 1, size, np.int32))
+
+
+def _without_server_part(defense: Defense) -> Defense:
+    """Fine-tuning on public data is the server's."""
+    return replace(defense, finetune=False) if hasattr(defense, "finetune") else defense  # type: ignore[type-var]

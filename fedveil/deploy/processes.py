@@ -1,0 +1,226 @@
+"""Starting Flower's parts, keeping them up, and ending them together.
+
+A part that ends is started again, after a wait that grows to a minute: a node that was killed hard is refused for about as
+long when it comes back. Ending the supervisor ends all parts with all that they have started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from fedveil.deploy import commands
+from fedveil.deploy.files import Federation
+from fedveil.deploy.limits import Node
+from fedveil.errors import ConfigError, RunError
+
+LONGEST_WAIT = 60.0
+SETTLED = 30.0  # seconds after which a part counts as up
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
+
+
+@dataclass
+class Part:
+    """One process that is kept up."""
+
+    name: str
+    command: Sequence[str]
+    environment: dict[str, str]
+    log: Path
+    ready: Callable[[], bool] = lambda: True  # must hold before it is started
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    wait: float = 1.0
+    next: float = 0.0
+    starts: int = field(default=0)
+
+    def keep_up(self, say: Callable[[str], None]) -> None:
+        """Starts the part if it does not run and its time has come."""
+        now = time.monotonic()
+        if self.process is not None:
+            code = self.process.poll()
+            if code is None:
+                return
+            self.process = None
+            self.wait = 1.0 if now - self.started > SETTLED else min(LONGEST_WAIT, 2 * self.wait)
+            self.next = now + self.wait
+            say(f"{self.name} ended with status {code}; again in {self.wait:.0f} s (log: {self.log})")
+        if now >= self.next and self.ready():
+            with self.log.open("ab") as log:
+                self.process = start(self.command, self.environment, log)
+            self.started, self.starts = now, self.starts + 1
+            say(f"{self.name} started, process {self.process.pid}")
+
+    def end(self) -> None:
+        if self.process is not None:
+            end_group(self.process)
+
+
+def start(command: Sequence[str], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """A process in a group of its own, which ends when this one does."""
+    try:
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True, preexec_fn=_end_with(os.getpid()),
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise no_flower(command[0]) from None
+
+
+def _end_with(parent: int) -> Callable[[], None] | None:
+    """On Linux: asks the kernel to end the child when its parent is killed."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl: Any = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(_DEATH_SIGNAL, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
+
+
+def end_group(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
+    """Ends a process and all that it started: gently first."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+class _Told(Exception):
+    """A signal asked for the end."""
+
+
+def supervise(parts: Sequence[Part], say: Callable[[str], None], each: Callable[[], None] = lambda: None) -> None:
+    """Keeps parts up until Ctrl-C or SIGTERM. `each` is called about once a second."""
+
+    def told(number: int, frame: FrameType | None) -> None:
+        raise _Told
+
+    before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        while True:
+            for part in parts:
+                part.keep_up(say)
+            each()
+            time.sleep(1.0)
+    except _Told:
+        say("ending")
+    finally:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        for part in parts:
+            if part.process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(part.process.pid, signal.SIGTERM)
+        for part in reversed(parts):
+            part.end()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# --- the two that are kept up
+
+
+def serve(federation: Federation, say: Callable[[str], None]) -> None:
+    """The server: SuperLink, the process that starts its apps, and the registration of the nodes' keys."""
+    if listening(federation.port):
+        raise ConfigError("port", federation.port, "is taken: another server runs, or change federation.toml")
+    own = federation.server
+    write_connection(federation)
+    environment = commands.environment(own)
+    up = lambda: listening(federation.port)  # noqa: E731
+    parts = [
+        Part("superlink", commands.superlink(federation), environment, own / "superlink.log"),
+        Part("superexec", commands.superexec(federation), environment, own / "superexec.log", up),
+    ]
+    registration = _Registration(federation, environment, say)
+    supervise(parts, say, registration.go_on)
+
+
+class _Registration:
+    """Lets in every key below `server/nodes/`, also one that is put there later; `N.id` says which node it is."""
+
+    def __init__(self, federation: Federation, environment: dict[str, str], say: Callable[[str], None]) -> None:
+        self.federation, self.environment, self.say = federation, environment, say
+        self.failed: dict[Path, float] = {}
+
+    def go_on(self) -> None:
+        for key in sorted((self.federation.server / "nodes").glob("*.pub")):
+            known = key.with_suffix(".id")
+            if known.exists() or time.monotonic() < self.failed.get(key, 0.0) or not listening(self.federation.port):
+                continue
+            try:
+                told = flwr(commands.register(key), self.environment)
+            except RunError as error:
+                self.failed[key] = time.monotonic() + LONGEST_WAIT
+                self.say(f"key {key.name} is not registered: {error}")
+                continue
+            known.write_text(f"{told['node-id']}\n", encoding="utf-8")
+            self.say(f"key {key.name} registered as node {told['node-id']}")
+
+
+def run_node(home: Path, node: Node, server: str, say: Callable[[str], None]) -> None:
+    """A node, kept up."""
+    for name in ("key", "ca.crt"):
+        if not (home / name).is_file():
+            raise ConfigError("NODE", str(home), f"holds no {name}: see 'fedveil deploy init'")
+    command = commands.supernode(home.resolve(), server, node.port)
+    supervise([Part("node", command, commands.environment(home.resolve()), home / "node.log")], say)
+
+
+# --- Flower's command line
+
+
+def write_connection(federation: Federation) -> None:
+    folder = federation.server / "flwr"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.toml").write_text(commands.connection_toml(federation), encoding="utf-8")
+
+
+def flwr(command: Sequence[str], environment: dict[str, str], patience: float = 60.0) -> dict[str, Any]:
+    """The JSON that a `flwr` command prints; `RunError` with its words where it failed."""
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience)
+    except FileNotFoundError:
+        raise no_flower(command[0]) from None
+    except subprocess.TimeoutExpired:
+        raise RunError(f"'{' '.join(command[:3])}' gave no answer in {patience:g} s: is the server up?") from None
+    try:
+        found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+    except ValueError:
+        said = " ".join((done.stderr or done.stdout).split())[-300:]
+        raise RunError(f"'{' '.join(command[:3])}' failed: {said or f'status {done.returncode}'}") from None
+    if not found.get("success", False):
+        raise RunError(" ".join(str(found.get("error-message", "no reason given")).split())[:500])
+    return found
+
+
+def no_flower(what: str) -> ConfigError:
+    return ConfigError("deploy", f"no {what}", "it needs an extra: pip install 'fedveil[flower]'")
+
+
+def listening(port: int) -> bool:
+    """Whether something listens on this port of this machine."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), 1.0):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,65 @@
+"""What was clicked, as text to copy: a TOML file and a command line, both of which give the same config."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tomllib
+from typing import Any
+
+Document = dict[str, Any]
+
+
+def toml(document: Document) -> str:
+    """A config file; `[defense]` stands last."""
+    order = sorted(document, key=lambda name: name == "defense")
+    return "\n".join(line for name in order for line in (f"[{name}]", *_items(document[name]), "")).rstrip() + "\n"
+
+
+def settings(document: Document) -> list[str]:
+    """The `section.key=value` settings that give the same document."""
+    return [
+        f"{name}.{key}={_bare(value)}"
+        for name in sorted(document, key=lambda name: name == "defense")
+        for key, value in document[name].items()
+        if value is not None
+    ]
+
+
+def command(name: str, document: Document, *options: str) -> str:
+    """One line for a shell."""
+    parts = ["fedveil", name, *options]
+    for setting in settings(document):
+        parts += ["-s", setting]
+    return shlex.join(parts)
+
+
+def both(name: str, document: Document, file: str, *options: str) -> dict[str, str]:
+    """The texts, and the command that reads the file."""
+    by_file = shlex.join(["fedveil", name, file, *options])
+    return {"toml": toml(document), "cli": command(name, document, *options), "with_file": by_file, "file": file}
+
+
+def _items(section: dict[str, Any]) -> list[str]:
+    return [f"{key} = {_value(value)}" for key, value in section.items() if value is not None]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(_items(value)) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(v) for v in value) + "]"
+    if isinstance(value, bool | str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def _bare(value: Any) -> str:
+    """A value as `-s` takes it: text without quotes, unless it would then be read as something else."""
+    if not isinstance(value, str):
+        return _value(value)
+    try:
+        tomllib.loads(f"v = {value}")
+    except tomllib.TOMLDecodeError:
+        return value if value == value.strip() and value not in ("null", "None", "") else _value(value)
+    return _value(value)

@@ -1,0 +1,310 @@
+// The Leak page: a picture, a client, a defence, an attacker; the attack live on both sides, and ε beside it.
+import { $, DefenseForm, SEATS, Refused, accountNote, alertText, ask, begin, el, fill, follow, latest, number, options, seatsTable, showJobs, showScripts, visit, wholeOf, wrong } from "./common.js";
+import { lines } from "./chart.js";
+
+const PACE = 45; // milliseconds that a step is shown at least, when steps come faster
+const NAMES = { open: "Without defence", defended: "With defence" };
+const FIELDS = ["batch", "local_steps", "iterations"];
+const SIZES = ["clients", "per_round", "rounds"];
+let choices, defense, picture, chosenPng = null, first = 0, total = 0;
+let job = null, stop = null;
+let attack = null; // what is shown: truth, frames by side, what was asked
+
+begin();
+start().catch((error) => alertText(error.message));
+
+async function start() {
+  choices = await ask("/api/choices");
+  const from = choices.start.leak;
+  picture = { ...from.picture };
+  const sets = choices.datasets.filter((d) => choices.picture_sets.includes(d.name));
+  options($("dataset"), sets.map((d) => ({ value: d.name, disabled: !d.here, title: d.summary, text: d.here ? d.name : `${d.name} (not here: ${d.get})` })), picture.dataset);
+  if (!sets.find((d) => d.name === picture.dataset)?.here) { picture = { ...picture, dataset: "digits" }; $("dataset").value = "digits"; }
+  options($("model"), choices.models.filter((m) => choices.leak_models.includes(m.name)).map((m) => ({ value: m.name, title: m.summary })), from.model);
+  options($("tap"), choices.taps.map((t) => ({ value: t.name, title: t.summary, text: SEATS[t.name][0] })), from.tap);
+  options($("attack"), choices.attacks.map((a) => ({ value: a.name, title: a.summary })), from.attack);
+  for (const id of FIELDS) $(id).value = from[id];
+  for (const id of SIZES) $(id).value = from.federation[id];
+  defense = new DefenseForm($("defense"), choices.defenses, from.defense, changed);
+  for (const id of [...FIELDS, ...SIZES]) $(id).addEventListener("input", changed);
+  for (const id of ["model", "tap", "attack"]) $(id).addEventListener("change", changed);
+  $("dataset").addEventListener("change", () => { picture = { dataset: $("dataset").value, index: 0, upload: picture.upload ?? null, label: 0 }; first = 0; $("label").value = 0; gallery(); changed(); });
+  $("previous").addEventListener("click", () => { first = Math.max(0, first - 24); gallery(); });
+  $("next").addEventListener("click", () => { first = first + 24 < total ? first + 24 : first; gallery(); });
+  $("form").addEventListener("submit", (event) => { event.preventDefault(); launch(); });
+  $("cancel").addEventListener("click", cancel);
+  $("frame").addEventListener("input", () => { attack.shown = Number($("frame").value); attack.live = false; draw(); });
+  uploads();
+  blankSides();
+  await gallery();
+  changed();
+}
+
+function asked() {
+  const sizes = Object.fromEntries(SIZES.map((id) => [id, wholeOf(id)]));
+  const own = Object.fromEntries(FIELDS.map((id) => [id, wholeOf(id)]));
+  return { picture, model: $("model").value, defense: defense.get(), attack: $("attack").value, tap: $("tap").value, ...own, federation: sizes };
+}
+
+// --- pictures ---------------------------------------------------------------------------------------------------------
+
+async function gallery() {
+  $("which").textContent = "loading…";
+  let told;
+  try {
+    told = await ask(`/api/gallery?dataset=${encodeURIComponent(picture.dataset)}&first=${first}`);
+  } catch (error) { $("which").textContent = ""; fill($("gallery"), el("p", { class: "wrong" }, error.message)); return; }
+  total = told.total;
+  fill($("gallery"), ...told.pictures.map((p) => {
+    const input = el("input", { type: "radio", name: "picture", value: p.index, checked: picture.upload ? false : p.index === picture.index, "aria-label": `Picture ${p.index}, class ${p.label}` });
+    input.addEventListener("change", () => { picture = { dataset: picture.dataset, index: p.index, upload: null, label: 0 }; $("own").hidden = true; $("file").value = ""; chosenPng = p.png; say(told); changed(); preview(); });
+    if (input.checked) chosenPng = p.png;
+    return el("label", { title: `Picture ${p.index}, class ${p.label}` }, input, el("img", { src: p.png, alt: "" }));
+  }));
+  say(told);
+  preview();
+  $("previous").disabled = first === 0;
+  $("next").disabled = first + 24 >= total;
+}
+function say(told) {
+  const chosen = told.pictures.find((p) => p.index === picture.index);
+  const end = Math.min(first + told.pictures.length, told.total);
+  const which = picture.upload ? "your own picture is chosen" : chosen ? `picture ${chosen.index} is chosen, class ${chosen.label}` : `picture ${picture.index} is chosen`;
+  $("which").textContent = `${first}–${end - 1} of ${told.total}; ${which}`;
+}
+
+function uploads() {
+  $("file").addEventListener("change", () => { if ($("file").files[0]) upload($("file").files[0]); });
+  const drop = $("drop");
+  for (const name of ["dragenter", "dragover"]) drop.addEventListener(name, (event) => { event.preventDefault(); drop.classList.add("over"); });
+  for (const name of ["dragleave", "drop"]) drop.addEventListener(name, (event) => { event.preventDefault(); drop.classList.remove("over"); });
+  drop.addEventListener("drop", (event) => { if (event.dataTransfer.files[0]) upload(event.dataTransfer.files[0]); });
+  $("label").addEventListener("input", () => { picture = { ...picture, label: wholeOf("label") }; changed(); });
+  $("drop-own").addEventListener("click", () => { picture = { dataset: picture.dataset, index: 0, upload: null, label: 0 }; $("own").hidden = true; $("file").value = ""; first = 0; gallery(); changed(); $("file").focus(); });
+}
+async function upload(file) {
+  wrong("upload-error", "");
+  if (file.size > 5_000_000) { wrong("upload-error", `upload: got ${file.size.toLocaleString("en")} bytes; takes at most 5,000,000 bytes`); $("file").value = ""; return; }
+  let told;
+  try { told = await ask("/api/uploads", new Blob([file])); } catch (error) { wrong("upload-error", error.message); $("file").value = ""; return; }
+  picture = { dataset: picture.dataset, index: picture.index, upload: told.upload, label: wholeOf("label") };
+  $("own-picture").src = told.png;
+  $("own").hidden = false;
+  for (const input of document.querySelectorAll("#gallery input")) input.checked = false;
+  $("which").textContent = "your own picture is chosen";
+  chosenPng = told.png;
+  changed();
+  preview();
+}
+
+// --- ε and scripts ----------------------------------------------------------------------------------------------------
+
+const account = latest(async (signal) => {
+  $("seats").classList.add("waiting");
+  try {
+    const told = await ask("/api/account", { leak: asked(), page: visit }, { signal });
+    $("account-note").textContent = `Of a training in which every client does what this one does. ${accountNote(told)}`;
+    showEpsilon(told);
+    fill($("seats"), seatsTable(told, $("tap").value));
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    $("account-note").textContent = "";
+    fill($("epsilon"));
+    fill($("seats"), el("p", { class: "wrong" }, error.message));
+  }
+  $("seats").classList.remove("waiting");
+});
+function showEpsilon(told) {
+  const tap = $("tap").value;
+  const entry = told.seats.find((s) => s.tap === tap && s.unit === "example");
+  if (!entry || entry.epsilon === null) {
+    fill($("epsilon"), el("strong", { class: "none" }, "no ε"), ` is certified at the attacked seat: ${entry ? entry.reason : "it has no account"}`);
+    return;
+  }
+  fill($("epsilon"), el("strong", {}, `ε = ${number(entry.epsilon)}`), ` for one example at the attacked seat, δ = ${number(entry.delta)} (${entry.adjacency}${entry.certified ? ", certified" : ", not certified"}). ${entry.means}`);
+}
+const scripts = latest(async (signal) => {
+  try {
+    const told = await ask("/api/leak/script", { leak: asked() }, { signal });
+    wrong("form-error", "");
+    $("start").disabled = job !== null;
+    showScripts($("scripts"), [
+      { id: "defended", text: "Attack, defended", script: told.defended },
+      { id: "open", text: "Attack, no defence", script: told.open },
+      { id: "account", text: "ε", script: told.account },
+    ]);
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    wrong("form-error", error.message);
+    fill($("scripts"), el("p", { class: "hint" }, "The settings above do not hold together yet."));
+  }
+});
+function changed() {
+  $("iterations-hint").textContent = $("attack").value === "inverting" ? "of Adam; the paper makes 4800" : "of L-BFGS, up to 20 steps each";
+  stale();
+  account();
+  scripts();
+}
+
+// What is shown stays that of the attack: once the settings are others, it is said.
+function stale() {
+  if (job || !attack?.ended) return;
+  const same = JSON.stringify(asked()) === JSON.stringify(attack.asked);
+  $("sides").classList.toggle("waiting", !same);
+  state(same ? "" : "the settings have changed since: attack again to see what they do");
+}
+
+// --- the attack -------------------------------------------------------------------------------------------------------
+
+async function launch() {
+  if (job) return;
+  const what = asked();
+  wrong("form-error", "");
+  try {
+    job = await ask("/api/leak", { leak: what });
+  } catch (error) { wrong("form-error", error.message); job = null; return; }
+  $("sides").classList.remove("waiting");
+  attack = { truth: null, labels: null, frames: [], shown: -1, live: true, asked: what, ended: null, seen: { open: [], defended: [] } };
+  if (what.defense.name === "none") attack.only = true;
+  buttons();
+  blankSides();
+  $("replay").hidden = true;
+  fill($("chart"));
+  state(job.before ? `waits: ${job.before} before it` : "starts");
+  stop = follow(job.id, { event: heard, wait: (told) => state(told.state === "queued" ? `waits: ${told.before} before it` : $("state").textContent), end: ended });
+  showJobs();
+}
+async function cancel() {
+  if (!job) return;
+  state("cancelling…");
+  try { await ask(`/api/jobs/${job.id}/cancel`, {}); } catch (error) { wrong("form-error", error.message); }
+}
+function buttons() { $("start").disabled = job !== null; $("cancel").disabled = job === null; }
+function state(text) { $("state").textContent = text; }
+
+function heard(event) {
+  if (event.stage === "truth") { attack.truth = event.pictures; attack.labels = event.labels; blankSides(); }
+  if (event.text) state(event.text);
+  if (event.stage !== "step") return;
+  attack.frames.push(event);
+  if (!attack.playing) { attack.playing = true; play(); }
+}
+// Steps come in bursts; each is shown for a moment, and a long tail is skipped so that the picture stays live.
+function play() {
+  const behind = attack.frames.length - 1 - attack.shown;
+  if (behind > 0 && attack.live) {
+    attack.shown += behind > 120 ? Math.ceil(behind / 120) : 1;
+    draw();
+  }
+  if (attack.live && attack.shown < attack.frames.length - 1) setTimeout(play, PACE);
+  else { attack.playing = false; if (attack.ended && attack.live) finish(); }
+}
+function ended(told) {
+  attack.ended = told;
+  job = null;
+  buttons();
+  if (!attack.playing) finish();
+}
+function finish() {
+  const told = attack.ended;
+  const words = { done: "done", cancelled: "cancelled", failed: "failed" };
+  state(told.state === "done" ? `done: ${number(told.result.seconds)} s of attacking, ${number(told.result.compile_seconds)} s of compiling` : `${words[told.state]}${told.message && told.message !== told.state ? `: ${told.message}` : ""}`);
+  if (told.state === "failed") wrong("form-error", told.message);
+  draw();
+}
+
+// Before an attack the true picture is there already; once one runs, what it is about stays.
+function preview() {
+  if (job) return;
+  attack = null;
+  $("sides").classList.remove("waiting");
+  $("replay").hidden = true;
+  fill($("chart"));
+  $("state").textContent = "";
+  blankSides();
+}
+function sideOf(side) { return document.querySelector(`.side[data-side="${side}"]`); }
+function blankSides() {
+  const sides = ["open", "defended"].map((side, place) => {
+    const name = side === "open" ? NAMES.open : attack ? (attack.only ? "No defence chosen" : `With ${attack.asked.defense.name}`) : NAMES.defended;
+    const made = el("div", { class: `side side${place}` }, el("h2", {}, name));
+    made.dataset.side = side;
+    const truth = attack?.truth;
+    const pairs = el("div", { class: truth && truth.flat().length > 1 ? "pairs" : "pairs single" });
+    (truth || [[chosenPng]]).forEach((one, a) => one.forEach((png, e) => {
+      const figure = el("figure", { class: "pair" },
+        el("div", {}, png ? el("img", { src: png, alt: truth ? `True picture, class ${attack.labels[a][e]}` : "The chosen picture" }) : el("div", { class: "blank" }), el("span", {}, "truth")),
+        el("div", {}, el("img", { class: "found", alt: "Rebuilt picture", hidden: true }), el("div", { class: "blank" }), el("span", {}, "rebuilt")),
+        el("figcaption"));
+      figure.dataset.place = `${a}-${e}`;
+      pairs.append(figure);
+    }));
+    made.append(pairs, el("p", { class: "verdict", role: "status" }), el("dl", { class: "figures" }));
+    return made;
+  });
+  fill($("sides"), ...sides);
+}
+
+// Shows the newest step of each attack up to the chosen one.
+function draw() {
+  if (!attack || !attack.truth) return;
+  const upto = attack.frames.slice(0, attack.shown + 1), last = {};
+  for (const frame of upto) last[`${frame.side}/${frame.attack}`] = frame;
+  for (const side of ["open", "defended"]) drawSide(side, Object.values(last).filter((f) => f.side === side));
+  $("replay").hidden = attack.frames.length < 2;
+  $("frame").max = attack.frames.length - 1;
+  $("frame").value = attack.shown;
+  const now = upto.at(-1);
+  $("frame-text").textContent = now ? `${attack.shown + 1} of ${attack.frames.length}: ${now.evaluations} gradients tried` : "";
+  const whole = attack.ended && attack.shown >= attack.frames.length - 1;
+  if (whole || !attack.drawn || Date.now() - attack.drawn > 400) { attack.drawn = Date.now(); chart(upto); }
+}
+function drawSide(side, frames) {
+  const where = sideOf(side);
+  if (!where || !frames.length) { if (where && attack.ended) verdict(where, side); return; }
+  for (const frame of frames) frame.pictures.forEach((png, e) => {
+    const figure = where.querySelector(`[data-place="${frame.attack}-${e}"]`);
+    if (!figure) return;
+    const image = figure.querySelector("img.found");
+    image.src = png; image.hidden = false;
+    image.alt = `Rebuilt picture, SSIM ${frame.ssim[e].toFixed(2)}`;
+    figure.querySelector(".blank")?.remove();
+    figure.querySelector("figcaption").textContent = `SSIM ${frame.ssim[e].toFixed(2)}; label ${frame.labels[e]} (true: ${attack.labels[frame.attack][e]})`;
+  });
+  const scores = frames.flatMap((f) => f.ssim);
+  const lead = frames.reduce((a, b) => (a.evaluations > b.evaluations ? a : b));
+  fill(where.querySelector(".figures"),
+    el("dt", {}, scores.length > 1 ? "mean SSIM" : "SSIM"), el("dd", {}, `${(scores.reduce((a, b) => a + b, 0) / scores.length).toFixed(3)} (1: the same picture)`),
+    el("dt", {}, "gradient distance"), el("dd", {}, `${number(lead.distance)} (squared)`),
+    el("dt", {}, "iteration"), el("dd", {}, `${lead.iteration}, ${lead.evaluations} gradients tried`));
+  verdict(where, side);
+}
+function verdict(where, side) {
+  const line = where.querySelector(".verdict"), told = attack.ended;
+  line.className = "verdict";
+  if (!told || attack.shown < attack.frames.length - 1) { line.textContent = ""; return; }
+  if (told.state !== "done") { line.textContent = told.state === "cancelled" ? "Cancelled before its end." : "Failed: see below the form."; return; }
+  const result = told.result[side];
+  if (!result) { line.textContent = "Choose a defence to see the difference."; return; }
+  const rate = result.success_rate, count = result.pictures;
+  if (rate > 0) {
+    line.classList.add("leaks");
+    line.textContent = count > 1 ? `Leaks: ${Math.round(rate * count)} of ${count} pictures rebuilt.` : "Leaks: the picture was rebuilt.";
+    if (side === "defended") line.textContent += " The defence does not protect this seat.";
+  } else {
+    line.classList.add(side === "defended" ? "holds" : "none");
+    line.textContent = side === "defended" ? "Not rebuilt by this attack. A failed attack proves nothing; a certified ε does." : "Not rebuilt by this attack; another one may.";
+  }
+  if (told.result[side].label_success_rate > 0 && rate === 0) line.textContent += " The label was found all the same.";
+}
+function chart(upto) {
+  const series = ["open", "defended"].filter((s) => !(s === "defended" && attack.only)).map((side) => {
+    const best = {}, points = [];
+    for (const f of upto) if (f.side === side) {
+      best[f.attack] = f.ssim.reduce((a, b) => a + b, 0) / f.ssim.length;
+      points.push([f.evaluations, Object.values(best).reduce((a, b) => a + b, 0) / Object.values(best).length]);
+    }
+    return { name: side === "open" ? NAMES.open : `With ${attack.asked.defense.name}`, points: points.sort((a, b) => a[0] - b[0]) };
+  });
+  lines($("chart"), { title: "How alike the rebuilt picture is", x: { label: "gradients tried (number, log scale)", log: true }, y: { label: "SSIM (1 = the same)", min: Math.min(0, ...series.flatMap((s) => s.points.map((p) => p[1]))), max: 1 }, series, guide: { y: 0.9, text: "counts as rebuilt from 0.9" } });
+}

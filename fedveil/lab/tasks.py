@@ -1,0 +1,146 @@
+"""What workers do: one function per kind of job. Runs in worker processes only."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedveil.data.dataset import Dataset
+from fedveil.errors import ConfigError, RunError
+from fedveil.lab import pictures
+from fedveil.lab.asks import LeakAsk, Picture, read
+
+Tell = Callable[[dict[str, Any]], None]
+Task = Callable[..., Any]  # (payload, folder, tell) -> result
+OTHERS = 200  # held-out examples that a file of picked pictures brings along
+
+
+def gallery(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
+    """Pictures of a dataset's training part."""
+    data = _dataset(payload["dataset"])
+    first = min(max(0, payload["first"]), max(0, len(data.train) - 1))
+    last = min(first + payload["count"], len(data.train))
+    shown = [
+        {"index": i, "label": _label(data, int(data.train.y[i])), "png": pictures.data_uri(_example(data, i))}
+        for i in range(first, last)
+    ]
+    return {"dataset": payload["dataset"], "total": len(data.train), "pictures": shown}
+
+
+def upload(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
+    """Checks an upload and keeps it."""
+    picture = pictures.decode(payload["content"])
+    name = pictures.keep(picture, folder)
+    return {"upload": name, "png": pictures.data_uri(np.asarray(picture))}
+
+
+def pick(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
+    """A file with the pictures that a leak is about, for `data.file`; the same question names the same file."""
+    ask: LeakAsk = read(LeakAsk, payload["ask"])
+    picture, count = ask.picture, ask.pictures
+    data = _dataset(picture.dataset)
+    x, y = _picked(data, picture, count, folder)
+    rows = np.arange(min(OTHERS, len(data.held_out)))
+    told = {int(c): int(i) for i, c in reversed(list(enumerate(data.held_out.y)))}
+    rows = np.unique([*rows, *told.values()])  # every class, so that the file says how many there are
+    others = data.held_out.take(rows)
+    name = hashlib.sha256(x.tobytes() + y.tobytes() + picture.dataset.encode()).hexdigest()[:16]
+    path = folder / "picked" / f"{picture.dataset}-{name}.npz"
+    if not path.is_file():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        from fedveil.runs import write_atomic
+
+        arrays: dict[str, Any] = {"x": x, "y": y, "x_test": _bytes(data, others.x), "y_test": others.y}
+        savez: Callable[..., None] = np.savez
+        write_atomic(path, lambda file: savez(file, **arrays))
+    return {"file": str(path), "labels": [_label(data, int(label)) for label in y]}
+
+
+def _picked(data: Dataset, picture: Picture, count: int, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The picture itself, then the dataset's next ones."""
+    total = len(data.train)
+    if picture.upload is None and picture.index >= total:
+        raise ConfigError("picture.index", picture.index, f"{picture.dataset} has {total} training pictures")
+    start = picture.index
+    rows = np.array([(start + i) % total for i in range(count)])
+    x, y = _bytes(data, data.train.x[rows]), data.train.y[rows].copy()
+    if picture.upload is not None:
+        if picture.label >= data.classes:
+            raise ConfigError("picture.label", picture.label, f"{picture.dataset} has classes 0 to {data.classes - 1}")
+        x[0], y[0] = pictures.read_upload(folder, picture.upload, data.shape), picture.label
+    return x, y
+
+
+def leak(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
+    """Attacks, live."""
+    from fedveil.lab import leak as live
+
+    return live.run(payload["documents"], tell)
+
+
+def account(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
+    """ε for every seat of a config."""
+    from fedveil.lab.account import seats
+
+    return seats(payload["document"])
+
+
+def train(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
+    """A training, into a run folder."""
+    from fedveil.assemble import prepare
+    from fedveil.config import from_dict
+    from fedveil.runs import RunFolder
+    from fedveil.training import train as go
+
+    path = Path(payload["run"])
+    tell({"stage": "preparing", "text": "data and model are prepared"})
+    federation = prepare(from_dict(payload["document"]))
+    run = RunFolder.create(path)
+    tell({"stage": "training", "run": path.name, "rounds": federation.rounds})
+
+    def progress(row: dict[str, Any]) -> None:
+        known = {key: row.get(key) for key in ("round", "train_loss", "accuracy", "loss")}
+        tell({"stage": "round", "rounds": federation.rounds, **known})
+
+    result = go(federation, run, progress)
+    shown = result.as_dict()
+    return {key: shown[key] for key in ("accuracy", "split", "loss", "rounds", "seconds", "stopped")} | {
+        "run": path.name
+    }
+
+
+def report(payload: dict[str, Any], folder: Path, tell: Tell) -> str:
+    """The report page of runs."""
+    try:
+        from fedveil.report.page import render
+    except ImportError as error:
+        raise RunError(f"the report cannot be made ({error})") from None
+
+    return render([Path(run) for run in payload["runs"]])
+
+
+@lru_cache(maxsize=3)
+def _dataset(name: str) -> Dataset:
+    from fedveil.data.load import load
+
+    return load(name)
+
+
+def _bytes(data: Dataset, x: np.ndarray) -> np.ndarray:
+    return x if x.dtype == np.uint8 else pictures.to_bytes(x.astype(np.float64) * data.scale)
+
+
+def _example(data: Dataset, index: int) -> np.ndarray:
+    return _bytes(data, data.train.x[index])
+
+
+def _label(data: Dataset, label: int) -> str:
+    return data.class_names[label] if data.class_names else str(label)
+
+
+TASKS: dict[str, Task] = {task.__name__: task for task in (gallery, upload, pick, leak, account, train, report)}

@@ -1,0 +1,82 @@
+"""Matrix products of training, written for the machine at hand.
+
+A dense layer's gradient on a small batch is a sum of a few outer products. On a graphics card a matrix product of so few
+terms costs a kernel of its own; written out, it becomes part of the one that updates the weights.
+
+Patches of a convolution are nine (or twenty-five) times as large as what they are made of, and moving them costs more than
+multiplying them. `half_patches` keeps them in bfloat16: inputs of products are rounded to eight bits, sums stay in float32.
+Gradients of single examples come out in float32, so that a clip bound holds for what is summed, whatever was rounded.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from fedveil.models.layers import Array, Conv, LayerParams
+
+FEW = 8  # examples
+
+
+def outer_sum(x: Array, g: Array) -> Array:
+    """`x.T @ g`: [batch, inputs], [batch, outputs] → [inputs, outputs]."""
+    if jax.default_backend() != "gpu" or x.shape[0] > FEW:
+        return x.T @ g
+    return functools.reduce(jnp.add, [a[:, None] * b[None, :] for a, b in zip(x, g, strict=True)])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 2, 3))
+def half_patches(conv: Conv, x: Array, rows: int, columns: int) -> Array:
+    """`conv.patches` in bfloat16; their derivatives are added up in the type of `x`."""
+    return conv.patches(x.astype(jnp.bfloat16), rows, columns)
+
+
+def _patches_backward(conv: Conv, rows: int, columns: int, x: Array, g: Array) -> tuple[Array]:
+    _, back = jax.vjp(lambda v: conv.patches(v, rows, columns), x)
+    (dx,) = back(g.astype(x.dtype))
+    return (dx,)
+
+
+half_patches.defvjp(lambda conv, x, rows, columns: (half_patches(conv, x, rows, columns), x), _patches_backward)
+
+
+def product(x: Array, w: Array) -> Array:
+    """`x @ w`, made in the type of `x`, summed in that of `w`."""
+    return x @ w if x.dtype == w.dtype else jnp.matmul(x, w.astype(x.dtype), preferred_element_type=w.dtype)
+
+
+def back_product(x: Array, w: Array, g: Array) -> Array:
+    """The derivative of `product` by `x`, in the type of `x`."""
+    return g @ w.T if x.dtype == w.dtype else jnp.matmul(g.astype(x.dtype), w.T.astype(x.dtype))
+
+
+def by_example(x: Array, g: Array) -> Array:
+    """[batch, positions, inputs], [batch, positions, outputs] → each example's gradient [batch, inputs, outputs]."""
+    return jnp.einsum("bpk,bpm->bkm", x, g.astype(x.dtype), preferred_element_type=g.dtype)
+
+
+def quick_linear(name: str, params: LayerParams, x: Array) -> Array:
+    """`linear` for training."""
+    return _linear(params, x)
+
+
+@jax.custom_vjp
+def _linear(params: LayerParams, x: Array) -> Array:
+    y = product(x, params["w"])
+    return y + params["b"] if "b" in params else y
+
+
+def _backward(saved: tuple[LayerParams, Array], g: Array) -> tuple[LayerParams, Array]:
+    params, x = saved
+    if x.ndim == 2:
+        gradient = {"w": outer_sum(x, g)}
+    else:
+        gradient = {"w": jnp.einsum("bpk,bpm->km", x, g.astype(x.dtype), preferred_element_type=g.dtype)}
+    if "b" in params:
+        gradient["b"] = g.sum(axis=tuple(range(g.ndim - 1)))
+    return gradient, back_product(x, params["w"], g)
+
+
+_linear.defvjp(lambda params, x: (_linear(params, x), (params, x)), _backward)

@@ -1,0 +1,128 @@
+"""The answer for one run and one seat: what an attack got there, what is proved there, and a word for both together.
+
+A failed attack proves nothing, and a certificate with a large ε rules nothing out: the words keep these apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedveil.attacks.stored import Stored
+from fedveil.privacy.ledger import Row
+from fedveil.report.gather import Run
+from fedveil.report.tables import number
+from fedveil.report.words import percent, weak
+
+LEAKS, HINTS, LIMITED, WEAK, OPEN, UNKNOWN = "leaks", "hints", "limited", "weak limit", "no limit", "not known"
+CLASSES = {LEAKS: "leak", HINTS: "weak", LIMITED: "limited", WEAK: "weak", OPEN: "open", UNKNOWN: "unknown"}
+MEANS = {
+    LEAKS: "an attack rebuilt training examples here, in the share of cases that is given",
+    HINTS: "no example was rebuilt, but an attack guesses better than chance what was trained on",
+    LIMITED: "a limit is proved that rules something out; attacks failed here, or none was tried",
+    WEAK: "a limit is proved, but its ε is so large that it rules out next to nothing; attacks failed, or none was tried",
+    OPEN: "the attacks tried here failed, which proves nothing: another may succeed, and no limit is proved",
+    UNKNOWN: "nobody tried an attack here, and no limit is proved: this is not safety",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One seat of one run."""
+
+    tap: str
+    word: str
+    rebuilt: Stored | None  # the reconstruction that got most, if any was tried
+    guessed: Stored | None  # the membership or property attack that got most
+    record: Row | None  # the certificate for one record
+    client: Row | None  # and for all of one client
+    why_open: str
+
+    @property
+    def tried(self) -> bool:
+        return self.rebuilt is not None or self.guessed is not None
+
+
+def verdict(run: Run, tap: str) -> Verdict:
+    here = [attack for attack in run.attacks if attack.document.get("tap") == tap]
+    rebuilt = max(
+        (a for a in here if rate(a.document) is not None), key=lambda a: rate(a.document) or 0.0, default=None
+    )
+    guessed = max(
+        (a for a in here if area(a.document) is not None), key=lambda a: area(a.document) or 0.0, default=None
+    )
+    record, client = run.best(tap, "example"), run.best(tap, "client")
+    proofs = [row for row in (record, client) if row is not None]
+    if rebuilt and rate(rebuilt.document):
+        word = LEAKS
+    elif guessed and tells_apart(guessed.document):
+        word = HINTS
+    elif proofs:
+        word = WEAK if all(weak(row.epsilon or 0.0, row.delta or 0.0) for row in proofs) else LIMITED
+    else:
+        word = OPEN if rebuilt or guessed else UNKNOWN
+    return Verdict(tap, word, rebuilt, guessed, record, client, run.why_open(tap, "example"))
+
+
+def rate(document: Mapping[str, Any]) -> float | None:
+    """The share of examples that a reconstruction rebuilt; None for other attacks."""
+    return _number(document.get("success_rate"))
+
+
+def area(document: Mapping[str, Any]) -> float | None:
+    """The area under the ROC curve of an attack that guesses; None for other attacks."""
+    return _number(document.get("auc"))
+
+
+def tells_apart(document: Mapping[str, Any]) -> bool:
+    """Whether guesses are better than chance beyond what chance explains (95 %)."""
+    span = document.get("interval")
+    low = _number(span[0]) if isinstance(span, list) and len(span) == 2 else None
+    return low is not None and low > 0.5
+
+
+def rebuilt_text(document: Mapping[str, Any]) -> str:
+    """ "rebuilt 10 of 15 (67 %; 95 % interval 42 to 85 %)"."""
+    share, images, seeds = rate(document) or 0.0, document.get("images"), document.get("seeds")
+    if isinstance(images, int) and seeds in (None, 1):
+        count = round(share * images)
+        text = f"rebuilt {count} of {images}"
+    else:
+        text = f"rebuilt {percent(share)} of {images} in {seeds} tries each"
+        count = -1
+    span = document.get("interval")
+    if not (isinstance(span, list) and len(span) == 2) and count >= 0 and isinstance(images, int) and images:
+        span = list(wilson(count, images))
+    if isinstance(span, list) and len(span) == 2 and all(_number(end) is not None for end in span):
+        text += f" (95\u00a0% interval {_round_percent(span[0])} to {_round_percent(span[1])}\u00a0%)"
+    return text
+
+
+def guessed_text(document: Mapping[str, Any]) -> str:
+    """What an attack that guesses got, and against what chance would."""
+    what = {"melis": "which batches have a property", "client-membership": "which clients took part"}
+    asked = what.get(str(document["attack"]), "which records were trained on")
+    span = document.get("interval")
+    between = f", 95 % interval {number(span[0], 3)} to {number(span[1], 3)}" if isinstance(span, list) else ""
+    better = "better than chance" if tells_apart(document) else "not clearly better than chance"
+    return f"guesses {asked} {better}: AUC {number(area(document), 3)} (chance 0.5{between})"
+
+
+def wilson(count: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a rate."""
+    z, share = 1.959964, count / trials
+    middle = (share + z * z / (2 * trials)) / (1 + z * z / trials)
+    half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _round_percent(share: float) -> str:
+    return f"{100 * share:.0f}"
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)

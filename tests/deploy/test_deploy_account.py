@@ -1,0 +1,134 @@
+"""A node's account on disk: written first, never lowered, never over budget."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from fedveil.deploy.account import FILE, Entry, NodeLedger, Use, total
+from fedveil.deploy.limits import Limits, Refused
+from fedveil.errors import RunError
+from fedveil.privacy import accountants
+from fedveil.privacy.accountants import Round
+
+USE = Use(z=2.0, steps=2, rate=0.1, hidden=True)
+
+
+def entry(round_: int = 0, run: str = "a", use: Use | None = USE) -> Entry:
+    return Entry(run, round_, "digest", use, None, "2026-01-01T00:00:00Z")
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> NodeLedger:
+    made = NodeLedger(tmp_path)
+    made.create()
+    return made
+
+
+def test_epsilon_is_that_of_the_rounds_composed(ledger: NodeLedger) -> None:
+    for number in range(3):
+        ledger.spend(entry(number), Limits())
+    expected = accountants.epsilon(((USE.round, 3),), 1e-5, "pld")
+    assert ledger.epsilon("example", 1e-5) == pytest.approx(expected)
+    assert ledger.epsilon("client", 1e-5) == math.inf
+
+
+def test_replays_restarts_and_second_runs_count_on(ledger: NodeLedger, tmp_path: Path) -> None:
+    found: list[float | None] = []
+    for again in (entry(0), entry(0), entry(0, run="b")):
+        found.append(NodeLedger(tmp_path).spend(again, Limits(epsilon=50.0)))  # each in a new process, as it were
+    assert 0 < found[0] < found[1] < found[2]
+    assert len(NodeLedger(tmp_path).entries()) == 3
+    ledger.create()  # what is there is kept
+    assert len(ledger.entries()) == 3
+
+
+def test_runs_of_other_kinds_compose(ledger: NodeLedger) -> None:
+    ledger.spend(entry(0), Limits())
+    alone = ledger.epsilon("example", 1e-5)
+    ledger.spend(entry(0, run="b", use=Use(z=20.0, law="laplace", replace=True)), Limits())
+    assert alone < ledger.epsilon("example", 1e-5) <= alone + 0.1 + 0.01
+
+
+def test_a_round_over_budget_is_refused_and_leaves_no_trace(ledger: NodeLedger) -> None:
+    two = accountants.epsilon(((USE.round, 2),), 1e-5, "pld")
+    assert two is not None
+    limits = Limits(epsilon=two * 1.0001)
+    ledger.spend(entry(0), limits)
+    ledger.spend(entry(1), limits)
+    before = ledger.path.read_bytes()
+    with pytest.raises(Refused, match="over budget"):
+        ledger.spend(entry(2), limits)
+    assert ledger.path.read_bytes() == before
+
+
+def test_what_has_no_certificate_is_over_every_budget(ledger: NodeLedger) -> None:
+    with pytest.raises(Refused, match="over budget"):
+        ledger.spend(entry(use=None), Limits(epsilon=1e9))
+    ledger.spend(entry(use=None), Limits(unaccounted=True))
+    with pytest.raises(Refused):  # and stays so
+        ledger.spend(entry(), Limits(epsilon=1e9))
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"ledger": 1, "entries": 2}\n', "cut", "edited"])
+def test_a_damaged_account_stops_the_node(ledger: NodeLedger, damage: str) -> None:
+    ledger.spend(entry(0), Limits())
+    text = ledger.path.read_text()
+    ledger.path.write_text({"cut": text[:-20], "edited": text.replace('"z"', '"y"')}.get(damage, damage))
+    with pytest.raises(RunError, match="damaged"):
+        ledger.spend(entry(1), Limits())
+
+
+def test_a_missing_account_is_not_a_new_one(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="missing"):
+        NodeLedger(tmp_path).spend(entry(), Limits())
+
+
+def test_a_line_is_synced_and_renamed_into_place(ledger: NodeLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    sync, rename = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (steps.append("sync"), sync(handle))[1])
+    monkeypatch.setattr(os, "replace", lambda a, b: (steps.append("rename"), rename(a, b))[1])
+    ledger.spend(entry(), Limits())
+    assert steps == ["sync", "rename", "sync"]  # the content, the name, the folder
+
+
+def test_a_crash_while_writing_leaves_the_old_account(ledger: NodeLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger.spend(entry(0), Limits())
+
+    def crash(a: object, b: object) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(OSError, match="no space"):
+        ledger.spend(entry(1), Limits())
+    monkeypatch.undo()
+    assert len(ledger.entries()) == 1
+
+
+def test_two_writers_at_once_lose_nothing(tmp_path: Path, ledger: NodeLedger) -> None:
+    def spend(first: int) -> None:
+        for number in range(first, first + 5):
+            NodeLedger(tmp_path).spend(entry(number), Limits())
+
+    writers = [threading.Thread(target=spend, args=(start,)) for start in (0, 100)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert sorted(e.round for e in ledger.entries()) == [*range(5), *range(100, 105)]
+
+
+def test_noise_is_rounded_down_and_the_file_says_what_was_spent(ledger: NodeLedger) -> None:
+    use = Use.of(Round(((1.0, 2.34567),), steps=3, rate=0.25, hidden=True))
+    assert use.z == 2.34 and use.round.steps == 3
+    assert Use.of(Round(((1.0, 0.012349),))).z == pytest.approx(0.0123)
+    ledger.spend(entry(use=use), Limits())
+    line = json.loads((ledger.path.parent / FILE).read_text().splitlines()[1])
+    assert line["example"] == {"z": 2.34, "steps": 3, "rate": 0.25, "hidden": True, "law": "gaussian", "replace": False}
+    assert total([], "example", 1e-5) == 0.0

@@ -1,0 +1,79 @@
+"""What a node insists on, and how its config is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedveil.config import from_dict
+from fedveil.defenses.catalog import make_all
+from fedveil.deploy.limits import Limits, Refused, check, read_node, with_data
+from fedveil.errors import ConfigError
+from fedveil.privacy.accountants import Round
+
+USE = Round(((1.0, 2.0),))
+
+
+def ask(limits: Limits, use: Round | None = USE, steps: int = 5, **defense: object) -> None:
+    config = from_dict({"defense": [{"name": "fed-cdp", "clip": 4.0, "noise": 6.0, **defense}]})
+    check(limits, config, make_all(config.defense), steps, use, "open")
+
+
+@pytest.mark.parametrize(
+    ("limits", "defense", "word"),
+    [
+        ({"clip": 3.9}, {}, "clip of at most 3.9"),
+        ({"clip": 4.0}, {"clip_end": 8.0}, "clip of at most 4"),
+        ({"noise": 6.1}, {}, "noise of at least 6.1"),
+        ({"noise": 6.0}, {"noise_end": 1.0}, "noise of at least 6"),
+        ({"noise": 1.0}, {"noise": 0.0}, "noise of at least 1"),
+        ({"multiplier": 2.1}, {}, "z of at least 2.1"),
+        ({"steps": 4}, {}, "at most 4 local steps"),
+        ({"defenses": ["fed-sdp"]}, {}, "not one that this node takes"),
+    ],
+)
+def test_a_request_below_a_limit_is_refused(limits: dict, defense: dict, word: str) -> None:
+    with pytest.raises(Refused, match=word):
+        ask(Limits(**limits), **defense)
+
+
+def test_a_request_at_its_limits_is_taken() -> None:
+    ask(Limits(clip=4.0, noise=6.0, multiplier=2.0, steps=5, defenses=["fed-cdp"]))
+
+
+def test_a_limit_that_a_defence_knows_nothing_of_is_not_met() -> None:
+    config = from_dict({"defense": [{"name": "prune"}]})
+    with pytest.raises(Refused, match="asked was none"):
+        check(Limits(noise=1.0, unaccounted=True), config, make_all(config.defense), 1, None, "open")
+
+
+def test_what_is_not_certified_needs_the_owners_word() -> None:
+    with pytest.raises(Refused, match="nothing certified"):
+        ask(Limits(), use=None)
+    ask(Limits(unaccounted=True), use=None)
+
+
+def test_a_node_file_with_a_slip_is_refused_in_one_line(tmp_path: Path) -> None:
+    text = 'client = 1\ndata = "data.npz"\nclasses = 10\n'
+    (tmp_path / "node.toml").write_text(text + "[limits]\nepsilon = 2.0\n")
+    assert read_node(tmp_path).limits.epsilon == 2.0
+    assert read_node(tmp_path).test is False
+    for wrong, word in (
+        ("[limits]\nepsilom = 2.0\n", "did you mean 'epsilon'"),
+        ("[limits]\nepsilon = -1.0\n", "epsilon"),
+        ("[limits]\nepsilon = 1.0\nunaccounted = true\n", "leave one of the two out"),
+        ("[limits]\ndefenses = ['fed-cpd']\n", "did you mean 'fed-cdp'"),
+        ("clint = 3\n", "unknown key"),
+    ):
+        (tmp_path / "node.toml").write_text(text + wrong)
+        with pytest.raises(ConfigError, match=word):
+            read_node(tmp_path)
+    with pytest.raises(ConfigError, match="holds no node.toml"):
+        read_node(tmp_path / "elsewhere")
+
+
+def test_another_data_file_is_written_into_the_node_file(tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_text('client = 1\ndata = "data.npz"  # here\nclasses = 10\n[limits]\nnoise = 2.0\n')
+    assert with_data(tmp_path, Path("/else/where.npz")).data == "/else/where.npz"
+    assert read_node(tmp_path).limits.noise == 2.0

@@ -1,0 +1,225 @@
+"""Deployed rounds without Flower: nodes in memory, the simulator beside them, and nodes that misbehave."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from deploy_memory import SMALL, InMemory, nodes_of
+
+from fedveil.assemble import prepare
+from fedveil.config import Config, from_dict, resolve, to_toml
+from fedveil.deploy import node
+from fedveil.deploy.account import NodeLedger
+from fedveil.deploy.coordinator import Terms, check_deployable, conduct
+from fedveil.deploy.messages import Answer, Introduction, Parts, Reply, Request
+from fedveil.deploy.wire import pack
+from fedveil.errors import ConfigError, RunError
+from fedveil.runs import RunFolder, named_leaves
+from fedveil.training import train
+
+
+def config_of(**sections: Any) -> Config:
+    document = copy.deepcopy(SMALL)
+    if "model" in sections:
+        document["model"] = {}
+    for name, keys in sections.items():
+        document[name] = {**document[name], **keys} if isinstance(keys, dict) else keys
+    return from_dict(document)
+
+
+def difference(folder: Path, params: Any) -> float:
+    with np.load(folder / "checkpoint.npz") as stored:
+        return max(float(np.abs(stored[n] - np.asarray(a)).max()) for n, a in named_leaves({"params": params}).items())
+
+
+def test_test_mode_equals_the_simulator(tmp_path: Path) -> None:
+    """With a model of its own for each client (2DP-FL), weights by size, and models averaged."""
+    config = config_of(
+        data={"clients": 2},
+        model={"name": "logistic"},
+        train={"rounds": 2, "per_round": 2, "weights": "size"},
+        defense=[{"name": "2dp-fl"}],
+    )
+    homes = nodes_of(config, tmp_path, "test = true\n")
+    result = conduct(config, InMemory(homes), RunFolder.create(tmp_path / "run"), Terms(test=True))
+    assert difference(tmp_path / "run", train(prepare(config)).params) < 1e-5
+    assert result["ledger"] == [] and result["rounds_asked"] == 2
+    for home in homes:  # noise that the server knows protects nothing, and the account says so
+        assert [entry.example for entry in NodeLedger(home).entries()] == [None, None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("defense", ["fed-cdp", "fed-sdp", "nbafl", "dgc", "dpfl"])
+def test_test_mode_equals_the_simulator_for_every_kind_of_defence(tmp_path: Path, defense: str) -> None:
+    """Server noise, models, what nodes remember, layer importance with selection by losses."""
+    config = config_of(defense=[{"name": defense}])
+    homes = nodes_of(config, tmp_path, "test = true\n")
+    conduct(config, InMemory(homes), RunFolder.create(tmp_path / "run"), Terms(test=True))
+    assert difference(tmp_path / "run", train(prepare(config)).params) < 1e-5
+
+
+def test_a_node_writes_its_account_before_it_computes_and_draws_fresh_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = resolve(config_of(data={"clients": 1}, train={"per_round": 1}))
+    (home,) = nodes_of(config, tmp_path)
+    model = node.build_model(config, (8, 8, 1), 10)
+    parts = pack(jax.device_get(model.init(jax.random.key(0))))
+    request = Request("run", 0, 0, to_toml(config), 60, 1.0, 1.0, -1)
+    sent = [node.answer(home, request, parts) for _ in range(2)]
+    assert all(reply.refused == "" and np.isnan(reply.loss) for reply, _ in sent)
+    assert sent[0][1] != sent[1][1]  # the same question again gets other noise, and counts again
+    assert len(NodeLedger(home).entries()) == 2
+    found = NodeLedger(home).entries()[0].example
+    assert found is not None and found.steps == 2 and found.hidden and found.rate == pytest.approx(5 / 60)
+    # Two layers, noise on each of five examples.
+    assert found.z == pytest.approx(np.sqrt(5) / np.sqrt(2), rel=0.01)
+
+    def crash(*_: object) -> None:
+        raise RuntimeError("record 7 is broken")
+
+    monkeypatch.setattr(node._Round, "_compute", crash)
+    reply, nothing = node.answer(home, request, parts)
+    assert nothing == {} and len(NodeLedger(home).entries()) == 3
+    # What an error says may speak of data: it stays with the node.
+    assert reply.refused.startswith("failed at the node") and "record 7" in (home / "errors.log").read_text()
+
+
+def test_a_node_refuses_what_its_owner_does_not_allow(tmp_path: Path) -> None:
+    config = resolve(config_of(data={"clients": 1}, train={"per_round": 1}))
+    (home,) = nodes_of(config, tmp_path, "[limits]\nnoise = 1.0\nepsilon = 0.01\n")
+    model = node.build_model(config, (8, 8, 1), 10)
+    parts = pack(jax.device_get(model.init(jax.random.key(0))))
+
+    def said(request: Request, parts: Parts = parts) -> str:
+        reply, sent = node.answer(home, request, parts)
+        assert sent == {} and NodeLedger(home).entries() == []
+        return reply.refused
+
+    good = Request("run", 0, 0, to_toml(config), 60, 1.0, 1.0, -1)
+    fewer = {"data": {"clients": 1}, "train": {"per_round": 1}}
+    lower = to_toml(resolve(config_of(**fewer, defense=[{"name": "fed-cdp", "noise": 0.9}])))
+    assert "over budget" in said(good)
+    assert "noise of at least 1" in said(Request("run", 0, 0, lower, 60, 1.0, 1.0, -1))
+    assert "test mode" in said(Request("run", 0, 0, good.config, 60, 1.0, 1.0, 7))
+    assert "client 0, not 1" in said(Request("run", 0, 1, good.config, 60, 1.0, 1.0, -1))
+    assert "no round 99" in said(Request("run", 99, 0, good.config, 60, 1.0, 1.0, -1))
+    assert "is not TOML" in said(Request("run", 0, 0, "[", 60, 1.0, 1.0, -1))
+    assert "did you mean" in said(Request("run", 0, 0, '[[defense]]\nname = "fed-cpd"', 60, 1.0, 1.0, -1))
+    leaky = to_toml(resolve(config_of(**fewer, defense=[{"name": "dpfl", "allocation": "even"}])))
+    (home / "node.toml").write_text((home / "node.toml").read_text().split("[limits]")[0])
+    assert "loss is told to the server" in said(Request("run", 0, 0, leaky, 60, 1.0, 1.0, -1))
+    assert "wrong shape" in said(good, dict(list(parts.items())[1:]))
+
+
+PLAIN: dict[str, Any] = {"model": {"name": "logistic"}, "defense": [{"name": "none"}]}
+
+
+class Puppets:
+    """Nodes that send what they are told to, without computing anything."""
+
+    def __init__(self, clients: int = 4) -> None:
+        self.clients, self.there = clients, set(range(clients))
+        self.answers: dict[tuple[int, int], Any] = {}  # (round, client) → what comes instead
+        self.asked: list[tuple[int, int]] = []
+
+    def online(self) -> list[int]:
+        return sorted(self.there)
+
+    def introduce(self, nodes: list[int], timeout: float) -> dict[int, Introduction]:
+        return {number: Introduction(number, 60, "8,8,1", 10, "float32") for number in nodes}
+
+    def ask(self, requests: dict[int, tuple[Request, Parts]], timeout: float) -> dict[int, Answer]:
+        found = {}
+        for number, (request, parts) in requests.items():
+            self.asked.append((request.round, number))
+            changed = self.answers.get((request.round, number), lambda reply, sent: (reply, sent))
+            zeros = {name: np.load(_file(data)) * 0 for name, data in parts.items()}
+            made = changed(Reply(request.run, request.round, request.client, "", float("nan")), zeros)
+            if made is not None:
+                found[number] = Answer(made[0], {name: _npy(a) for name, a in made[1].items()})
+        return found
+
+
+def _file(data: bytes) -> Any:
+    import io
+
+    return io.BytesIO(data)
+
+
+def _npy(array: np.ndarray) -> bytes:
+    file = _file(b"")
+    np.save(file, array)
+    return file.getvalue()
+
+
+def each(change: Any) -> Any:
+    return lambda reply, sent: (reply, {name: change(a) for name, a in sent.items()})
+
+
+def test_answers_that_cannot_be_used_are_left_out_with_the_reason(tmp_path: Path) -> None:
+    nodes = Puppets()
+    nodes.answers = {
+        (0, 0): each(lambda a: a * np.nan),
+        (0, 1): each(lambda a: a[..., None]),
+        (1, 0): lambda reply, sent: (Reply(reply.run, 0, reply.client, "", reply.loss), sent),
+        (1, 1): each(lambda a: np.concatenate([a.reshape(-1)] * 10 + [np.zeros(5000, a.dtype)])),
+        (2, 3): lambda reply, sent: None,
+    }
+    folder = RunFolder.create(tmp_path / "run")
+    result = conduct(config_of(train={"local_steps": 1}), nodes, folder, Terms())
+    assert result["rounds"] == 3 and result["clients_lost"] == 5
+    refused = [row["refused"] for row in folder.read_metrics()]
+    assert "not finite" in refused[0]["0"] and "wrong shape" in refused[0]["1"]
+    assert "stale" in refused[1]["0"] and "too large" in refused[1]["1"]
+    assert refused[2] == {"3": "no answer in time"}
+    # What did not come took its noise with it: sums are not counted on.
+    assert all("of all who answer together" not in row["reason"] for row in result["ledger"])
+
+
+def test_below_the_quorum_the_run_stops_and_goes_on_later_with_all_that_was_asked(tmp_path: Path) -> None:
+    nodes = Puppets()
+    nodes.answers = {(1, c): lambda reply, sent: None for c in (0, 1, 2)}
+    folder = RunFolder.create(tmp_path / "run")
+    with pytest.raises(RunError, match=r"round 1: 1 of 4 nodes .*quorum is 0.5.*--resume"):
+        conduct(config_of(**PLAIN), nodes, folder, Terms())
+    assert folder.checkpoint_round() == 1
+    nodes.answers = {}
+    result = conduct(config_of(**PLAIN), nodes, folder, Terms())
+    assert result["rounds"] == 3 and result["rounds_asked"] == 4  # round 1 was asked for twice
+    assert {row["rounds"] for row in result["ledger"]} == {4}
+    assert [row["round"] for row in folder.read_metrics()] == [0, 1, 2]
+    assert json.loads((folder.path / "deploy.json").read_text())["asked"] == 4
+
+
+def test_nodes_that_are_away_are_not_asked_and_one_that_never_comes_is_named(tmp_path: Path) -> None:
+    nodes = Puppets()
+    nodes.there = {0, 1, 2}
+    with pytest.raises(RunError, match="3 of 4 nodes are there after 0.1 s; missing: client 3"):
+        conduct(config_of(**PLAIN), nodes, RunFolder.create(tmp_path / "a"), Terms(wait=0.1))
+    nodes.there = set(range(4))
+    nodes.answers = {(0, 3): lambda reply, sent: nodes.there.discard(3)}
+    result = conduct(config_of(**PLAIN), nodes, RunFolder.create(tmp_path / "b"), Terms())
+    assert result["clients_lost"] == 3 and (1, 3) not in nodes.asked
+
+
+@pytest.mark.parametrize(
+    ("sections", "word"),
+    [
+        ({"defense": [{"name": "fed-cdp", "placement": "cohort"}]}, "secure aggregation"),
+        ({"train": {"secure_aggregation": True}}, "SecAgg"),
+        ({"train": {"dropout": 0.1}}, "real ones are lost by themselves"),
+        ({"train": {"late": 0.1}}, "real ones are lost by themselves"),
+        ({"train": {"sampling": "with-replacement"}}, "once in a round"),
+        ({"defense": [{"name": "dpfl", "public_only": True}]}, "asks no node"),
+    ],
+)
+def test_what_has_no_meaning_on_real_machines_is_refused(sections: dict, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        check_deployable(config_of(**sections))
