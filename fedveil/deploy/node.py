@@ -15,7 +15,6 @@ import tomllib
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +44,7 @@ from fedveil.rounds.simulate import Schedule
 from fedveil.runs import named_leaves, write_atomic
 
 Tree = Any
+_whole = jax.jit(client_part.received_on, static_argnums=0)
 
 
 def introduce(home: Path) -> Introduction:
@@ -247,18 +247,8 @@ class _Round:
         moment = Now(key, shared, jnp.int32(request.round), lr)
         # The server takes the difference of models (fedavg) itself: a node need not know the model before its noise.
         sent = jax.tree.map(np.zeros_like, received)
-        whole = jax.jit(partial(client_part.received_on, task))
-        return whole(
-            sent,
-            received,
-            self.data.x,
-            self.data.y,
-            batches.index[0],
-            batches.mask[0],
-            batches.steps[0],
-            memory,
-            moment,
-        )
+        own_batches = (batches.index[0], batches.mask[0], batches.steps[0])
+        return _whole(task, sent, received, self.data.x, self.data.y, *own_batches, memory, moment)
 
     def _keys(self) -> tuple[Any, Any]:
         if not self.request.test:

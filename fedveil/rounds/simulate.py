@@ -421,8 +421,10 @@ def client_weights(kind: str, partition: Partition) -> np.ndarray:
 
 
 def auto_chunk(task: Task, dataset: Dataset) -> int:
-    """Clients at once: about ten fit a CPU's cache; a GPU takes as many as a part of its memory holds, and not above 250
-    (on the CNN an H200 needs 2.65, 2.38, 2.23, 2.21, 2.27, 2.41 µs per client and step for 64, 100, 200, 334, 500, 1000)."""
+    """Clients at once: about ten fit a CPU's cache; a GPU takes as many as a part of its memory holds, and not above 250.
+
+    On the CNN an H200 needs 2.65, 2.38, 2.23, 2.21, 2.27, 2.41 µs per client and step with 64, 100, 200, 334, 500, 1000.
+    """
     platform = jax.default_backend()
     if platform == "cpu":
         return 10

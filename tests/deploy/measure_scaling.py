@@ -39,7 +39,7 @@ clip = 1.0
 noise = 4.0
 """
 MODELS = {"[8]": 610, "[1024, 1024]": 1_126_410}
-ROUNDS = 3
+ROUNDS = 4
 
 
 def measure(folder: Path, nodes: int) -> None:
