@@ -22,13 +22,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from fedveil.errors import ConfigError, RunError
 from fedveil.jsontext import to_json
+from fedveil.lazy import Lazy
+
+if TYPE_CHECKING:
+    import jax
+else:
+    jax = Lazy("jax")
 
 Tree = Any
 

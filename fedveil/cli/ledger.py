@@ -23,7 +23,7 @@ def run_ledger(
     if accountant is not None and accountant not in ("paper", *ACCOUNTANTS):
         raise unknown_name("--accountant", accountant, ("paper", *ACCOUNTANTS))
     asked = _rounds(rounds)
-    from fedveil.assemble import plan
+    from fedveil.planning import plan
     from fedveil.privacy import ledger
 
     planned = plan(config)
@@ -96,7 +96,7 @@ def run_calibrate(
     """The noise for an ε, or with a given noise the rounds."""
     config, _, _ = _read(file, settings)
     _check(epsilon, delta, tap, unit, adjacency, noise)
-    from fedveil.assemble import plan
+    from fedveil.planning import plan
     from fedveil.privacy import calibrate, ledger
 
     planned = plan(config)

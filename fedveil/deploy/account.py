@@ -108,7 +108,7 @@ class NodeLedger:
     def spend(self, entry: Entry, limits: Limits) -> float | None:
         """Writes a round before it is sent, or raises `Refused` where it would exceed the budget.
 
-        Returns ε after it; None where there is no budget, since composing takes a second or two.
+        Returns ε after it; None where there is no budget, since composing takes a second.
         """
         with self._locked():
             entries = [*self.entries(), entry]

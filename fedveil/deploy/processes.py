@@ -1,7 +1,7 @@
 """Starting Flower's parts, keeping them up, and ending them together.
 
-A part that ends is started again, after a wait that grows to a minute: a node that was killed hard is refused for about as
-long when it comes back. Ending the supervisor ends all parts with all that they have started.
+A part that ends is started again, after a wait that grows to ten seconds: a node that was killed hard is refused for about
+a minute when it comes back. Ending the supervisor ends all parts with all that they have started.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from fedveil.deploy.files import Federation
 from fedveil.deploy.limits import Node
 from fedveil.errors import ConfigError, RunError
 
-LONGEST_WAIT = 60.0
+LONGEST_WAIT = 10.0
+REGISTER_AGAIN = 60.0  # seconds after a key could not be registered
 SETTLED = 30.0  # seconds after which a part counts as up
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
@@ -170,7 +171,7 @@ class _Registration:
             try:
                 told = flwr(commands.register(key), self.environment)
             except RunError as error:
-                self.failed[key] = time.monotonic() + LONGEST_WAIT
+                self.failed[key] = time.monotonic() + REGISTER_AGAIN
                 self.say(f"key {key.name} is not registered: {error}")
                 continue
             known.write_text(f"{told['node-id']}\n", encoding="utf-8")

@@ -29,5 +29,6 @@ def main(grid: Grid, context: Context) -> None:
         folder.write_info(status="failed", error=str(error))
         raise
     except Exception as error:
-        folder.write_info(status="failed", error=f"{type(error).__name__}: {error}")
+        words = f"{type(error).__name__}: {error}; the run can go on from its last round: --resume {folder.path}"
+        folder.write_info(status="failed", error=words)
         raise

@@ -11,12 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import jax
-import jax.numpy as jnp
+from fedveil.lazy import Lazy
 
-Array = jax.Array
+if TYPE_CHECKING:
+    import jax
+    import jax.numpy as jnp
+
+    Array = jax.Array
+else:  # on first use: an account counts layers and computes nothing
+    jax, jnp, Array = Lazy("jax"), Lazy("jax.numpy"), Any
+
 LayerParams = dict[str, Array]
 Params = dict[str, LayerParams]
 Shape = tuple[int, ...]
@@ -161,9 +167,9 @@ class Conv:
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "relu": jax.nn.relu,
-    "sigmoid": jax.nn.sigmoid,
-    "tanh": jnp.tanh,
+    "relu": lambda x: jax.nn.relu(x),
+    "sigmoid": lambda x: jax.nn.sigmoid(x),
+    "tanh": lambda x: jnp.tanh(x),
     "leaky-relu": lambda x: jax.nn.leaky_relu(x, 0.01),
 }
 

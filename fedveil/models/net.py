@@ -6,13 +6,31 @@ arrays), `x` a batch. `Net` adds what only our own layers can offer: dropout key
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import jax
+from fedveil.lazy import Lazy
+from fedveil.models.layers import (
+    Array,
+    Context,
+    Conv,
+    Dense,
+    Dropout,
+    Layer,
+    Params,
+    Plain,
+    Residual,
+    Shape,
+    init_all,
+)
 
-from fedveil.models import pooling
-from fedveil.models.layers import Array, Context, Conv, Dense, Dropout, Layer, Params, Plain, Shape, init_all
+if TYPE_CHECKING:
+    import jax
+
+    from fedveil.models import pooling
+else:
+    jax, pooling = Lazy("jax"), Lazy("fedveil.models.pooling")
 
 
 @runtime_checkable
@@ -48,6 +66,11 @@ class Net:
         return x
 
     @property
+    def named(self) -> tuple[str, ...]:
+        """The layers that have parameters: the keys of what `init` gives, known without computing it."""
+        return tuple(_named(self.layers))
+
+    @property
     def random(self) -> bool:
         """Whether training draws random numbers inside the network."""
         return any(isinstance(layer, Dropout) and layer.rate > 0 for layer in self.layers)
@@ -56,3 +79,11 @@ class Net:
     def all_linear(self) -> bool:
         """Whether all parameters belong to dense layers and convolutions, each used once."""
         return all(isinstance(layer, Dense | Conv | Plain) for layer in self.layers)
+
+
+def _named(layers: Sequence[Layer]) -> Iterator[str]:
+    for layer in layers:
+        if isinstance(layer, Residual):
+            yield from _named(layer.body)
+        elif layer.name:
+            yield layer.name

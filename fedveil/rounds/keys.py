@@ -8,8 +8,16 @@ these numbers as its seed; what is drawn on the device (noise, dropout) folds th
 
 from __future__ import annotations
 
-import jax
+from typing import TYPE_CHECKING
+
 import numpy as np
+
+from fedveil.lazy import Lazy
+
+if TYPE_CHECKING:
+    import jax
+else:  # on first use: what is decided on the host needs none of it
+    jax = Lazy("jax")
 
 PURPOSES = {
     "init": 1,

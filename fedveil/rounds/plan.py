@@ -205,3 +205,10 @@ def batch_widths(law: BatchLaw, partition: Partition, draws: int) -> tuple[int, 
     while widths[-1] < largest and len(widths) < 4:
         widths.append(min(largest, math.ceil(widths[-1] * 1.5)))
     return tuple(widths)
+
+
+def client_weights(kind: str, partition: Partition) -> np.ndarray:
+    """Weight of each client's message: 1, or its data size over the mean size."""
+    if kind == "uniform":
+        return np.ones(partition.clients)
+    return partition.length / partition.length.mean()

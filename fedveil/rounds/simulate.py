@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil.data.dataset import Dataset
+from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
 from fedveil.errors import RunError
 from fedveil.models.layers import Array, Params
@@ -120,12 +120,12 @@ class Simulator:
         self.task, self.rule, self.partition, self.law, self.schedule = task, rule, partition, law, schedule
         self.dataset, self.seed, self.faults, self.engine = dataset, seed, faults or Faults(), engine
         self.chunk = min(chunk or auto_chunk(task, dataset), max(1, task.setting.per_round))
-        self.weights = client_weights(task.setting.weights, partition)
+        self.weights = plan.client_weights(task.setting.weights, partition)
         steps = task.setting.local_steps
         self.widths = plan.batch_widths(law, partition, self.chunk * steps)
         # Data lie on the device as stored (pixels as bytes); each batch is scaled when it is gathered.
         self.x, self.y = jnp.asarray(dataset.train.x), jnp.asarray(dataset.train.y)
-        self._held_out = _blocks(dataset)
+        self._held_out = _blocks(dataset.held_out)
         self._root = keys.root(seed)
         self.compile_seconds = 0.0
         self.present: np.ndarray | None = None  # [clients] bool: clients that are not there never answer; None: all are
@@ -346,6 +346,12 @@ class Simulator:
         count = len(self.dataset.held_out)
         return right / count, loss / count
 
+    @_precise
+    def accuracy_on(self, params: Params, part: Part) -> float:
+        """The share of right answers on other examples than the held-out ones."""
+        hits = [int(self._scores(params, x, y, mask)[0]) for x, y, mask in _blocks(part)]
+        return sum(hits) / len(part)
+
     def block(self, state: ServerState) -> None:
         """Waits until a state is computed."""
         for leaf in jax.tree.leaves(state.params):
@@ -413,13 +419,6 @@ def _without_loss(clients: Tree) -> Tree:
     return {place: memory for place, memory in clients.items() if place != "loss"}
 
 
-def client_weights(kind: str, partition: Partition) -> np.ndarray:
-    """Weight of each client's message: 1, or its data size over the mean size."""
-    if kind == "uniform":
-        return np.ones(partition.clients)
-    return partition.length / partition.length.mean()
-
-
 def auto_chunk(task: Task, dataset: Dataset) -> int:
     """Clients at once: about ten fit a CPU's cache; a GPU takes as many as a part of its memory holds, and not above 250.
 
@@ -444,9 +443,9 @@ def _part(cohort: plan.Cohort, where: slice) -> plan.Cohort:
     return replace(cohort, clients=cohort.clients[where], occurrence=cohort.occurrence[where], late=cohort.late[where])
 
 
-def _blocks(dataset: Dataset, size: int = 2000) -> list[tuple[Array, Array, Array]]:
-    """The held-out part in equal blocks, the last one padded."""
-    x, y = dataset.held_out.x, dataset.held_out.y
+def _blocks(part: Part, size: int = 2000) -> list[tuple[Array, Array, Array]]:
+    """Examples in equal blocks, the last one padded."""
+    x, y = part.x, part.y
     size = min(size, len(y))
     missing = -len(y) % size
     mask = np.pad(np.ones(len(y), bool), (0, missing))

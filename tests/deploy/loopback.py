@@ -41,7 +41,11 @@ class Loopback:
         self.start("server", "deploy", "server", str(self.folder))
         for number in range(self.nodes):
             self.start_node(number)
-        self.until(lambda: self.online() == self.nodes, 90)
+        try:
+            self.until(lambda: self.online() == self.nodes, 180)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
