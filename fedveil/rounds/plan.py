@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from scipy.special import bdtrc
 
 from fedveil.data.partition import Partition
 from fedveil.defenses.base import Setting
+from fedveil.lazy import Lazy
 from fedveil.rounds import keys
+
+special: Any = Lazy("scipy.special")
 
 
 @dataclass(frozen=True)
@@ -199,7 +202,7 @@ def batch_widths(law: BatchLaw, partition: Partition, draws: int) -> tuple[int, 
         return (min(law.batch, largest),)
     rate = law.rate(largest)
     width = law.batch
-    while width < largest and draws * bdtrc(width, largest, rate) > 0.01:
+    while width < largest and draws * special.bdtrc(width, largest, rate) > 0.01:
         width += 1
     widths = [width]
     while widths[-1] < largest and len(widths) < 4:
