@@ -93,15 +93,15 @@ def run(
 
 
 def _against_torch(name: str, case: Case, images: int, repeats: int) -> dict[str, object]:
-    work, chosen = _victims(case, images, _noise), settings("cpl", iterations=case.iterations)
-    ours, theirs = _ours(work, chosen), _theirs(work, chosen)
+    work, chosen = victims(case, images, noise), settings("cpl", iterations=case.iterations)
+    ours, theirs = as_a_batch(work, chosen), _theirs(work, chosen)
     ours(), theirs()  # the first turn compiles and warms up
     turns = [(ours(), theirs()) for _ in range(repeats)]
     return row(f"attack/{name}", [a for a, _ in turns], [b for _, b in turns])
 
 
 def _against_breaching(name: str, case: Case, images: int, repeats: int) -> list[dict[str, object]]:
-    work, chosen = _victims(case, images, _smooth), settings(name, iterations=case.iterations, **SAME[name])
+    work, chosen = victims(case, images, _smooth), settings(name, iterations=case.iterations, **SAME[name])
     starts, both = _starts(work, chosen), range(min(THEIRS, images))
     attack = breaching_attack.attacks(
         name, work.net, work.params, work.x, work.y, starts, case.iterations, _torch_device()
@@ -120,7 +120,7 @@ def _against_breaching(name: str, case: Case, images: int, repeats: int) -> list
     return [row(title, batch, theirs) | quality, row(f"{title}/alone", alone, theirs) | quality]
 
 
-def _victims(case: Case, images: int, draw: Callable[[np.random.Generator, int, Shape], np.ndarray]) -> Work:
+def victims(case: Case, images: int, draw: Callable[[np.random.Generator, int, Shape], np.ndarray]) -> Work:
     net = build("lenet-cpl", case.shape, case.classes, Choices(init="uniform-0.5"))
     params = net.init(jax.random.key(0))
     rng = np.random.default_rng(0)
@@ -134,7 +134,7 @@ def _victims(case: Case, images: int, draw: Callable[[np.random.Generator, int, 
     return Work(net, params, x, y, seen)
 
 
-def _noise(rng: np.random.Generator, images: int, shape: Shape) -> np.ndarray:
+def noise(rng: np.random.Generator, images: int, shape: Shape) -> np.ndarray:
     return rng.random((images, *shape), np.float32)
 
 
@@ -151,7 +151,7 @@ def _only(work: Work, number: int) -> Work:
     return replace(work, x=work.x[at], y=work.y[at], observation=one)
 
 
-def _ours(work: Work, chosen: Settings) -> Callable[[], float]:
+def as_a_batch(work: Work, chosen: Settings) -> Callable[[], float]:
     """Seconds per image of all attacks as one batch, from the first iteration to the last."""
     return lambda: reconstruct(work.observation, chosen).seconds / len(work.x)
 

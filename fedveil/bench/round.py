@@ -56,15 +56,15 @@ def run(
     rows = []
     for name, case in CASES.items():
         progress(f"bench round: {name}")
-        data = _random_data(case, clients)
+        data = random_data(case, clients)
         sides = {
-            "private": _rounds(case, data, clients, steps, PRIVATE, "shuffle"),
-            "plain": _rounds(case, data, clients, steps, NONE, "shuffle"),
-            "poisson": _rounds(case, data, clients, steps, PRIVATE, "poisson"),
+            "private": rounds(case, data, clients, steps, PRIVATE, "shuffle"),
+            "plain": rounds(case, data, clients, steps, NONE, "shuffle"),
+            "poisson": rounds(case, data, clients, steps, PRIVATE, "poisson"),
         }
         if not absent:
             sides["opacus"] = _opacus(case, data, clients * steps)
-        seconds = _take_turns(sides, repeats)
+        seconds = take_turns(sides, repeats)
         pairs = {"": ("private", "plain"), "/poisson": ("poisson", "private"), "/opacus": ("private", "opacus")}
         for tail, (ours, theirs) in pairs.items():
             if theirs in seconds:
@@ -72,18 +72,16 @@ def run(
     return rows
 
 
-def _random_data(case: Case, clients: int) -> Dataset:
+def random_data(case: Case, clients: int) -> Dataset:
     rng = np.random.default_rng(0)
     count = clients * 100 * case.batch  # N_i = 100 B, as on MNIST in fed-cdp's Table I
     x = rng.random((count, *case.shape), np.float32)
     return from_arrays(x, rng.integers(0, case.classes, count), x[:8], np.arange(8) % case.classes, case.classes)
 
 
-def _rounds(
-    case: Case, data: Dataset, clients: int, steps: int, defense: dict[str, str], batching: str
-) -> Callable[[int], float]:
-    """A function that plays round so-and-so of a federation and says how many seconds it took."""
-    settings = {
+def settings_of(case: Case, clients: int, steps: int, defense: dict[str, str], batching: str) -> dict[str, object]:
+    """The config of a federation in which all clients take part in every round."""
+    return {
         "data": {"partition": "iid", "clients": clients},
         "model": {"name": case.model},
         "train": {
@@ -97,6 +95,13 @@ def _rounds(
         },
         "defense": defense,
     }
+
+
+def rounds(
+    case: Case, data: Dataset, clients: int, steps: int, defense: dict[str, str], batching: str
+) -> Callable[[int], float]:
+    """A function that plays round so-and-so of a federation and says how many seconds it took."""
+    settings = settings_of(case, clients, steps, defense, batching)
     simulator = api.federation(settings, data=data).simulator
     state = simulator.start()
 
@@ -117,7 +122,7 @@ def _opacus(case: Case, data: Dataset, count: int) -> Callable[[int], float]:
     return lambda number: steps(count)
 
 
-def _take_turns(sides: dict[str, Callable[[int], float]], repeats: int) -> dict[str, list[float]]:
+def take_turns(sides: dict[str, Callable[[int], float]], repeats: int) -> dict[str, list[float]]:
     """Seconds of each turn of each side, one turn each after the other; the first warms up and does not count."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(repeats + 1):

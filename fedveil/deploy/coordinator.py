@@ -59,6 +59,9 @@ def check_deployable(config: Config) -> None:
         if getattr(train, key):
             takes = "simulates lost or late clients; real ones are lost by themselves: leave it out to deploy"
             raise ConfigError(f"train.{key}", getattr(train, key), takes)
+    if config.data.features != "raw":
+        takes = "raw in deployment: a node uses its file as it is, so put the features into the nodes' files"
+        raise ConfigError("data.features", config.data.features, takes)
     if train.sampling == "with-replacement":
         raise ConfigError("train.sampling", train.sampling, "a node takes part once in a round: use fixed or poisson")
     if train.secure_aggregation:

