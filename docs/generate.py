@@ -1,6 +1,7 @@
-"""Writes docs/config.md and docs/names.md from the tables that check a config: `python docs/generate.py`.
+"""Writes the pages that are made: `python docs/generate.py`.
 
-A test fails where the pages in the repository differ from what the tables give.
+docs/config.md and docs/names.md come from the tables that check a config, docs/reproduction.md and docs/performance.md from
+the data that was measured. A test fails where a page in the repository differs from what they give.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ A config is a TOML file, any number of `-s section.key=value` settings, or both;
 nested dicts. Unknown sections, keys and names are refused, and so is an option that belongs to another dataset, partition
 or model than the chosen one. A key without a default here gets one from the dataset or from another key, as its description
 says, or stays unset; `config.toml` in the run folder says what was taken."""
+
+PERFORMANCE_HEAD = """\
+Ratios measured side by side in one run: both sides take turns in one process, and each turn gives a ratio. Tables show the
+median of the turns with the quartiles in brackets, and the median of each side, in seconds or per second. What was not run
+says so. Rows are in `data/bench-*.jsonl`, made by `fedveil bench SUITE --out FILE`."""
 
 NAMES_HEAD = "What configs take where they take a name. `fedveil list KIND` prints the same tables."
 
@@ -177,9 +183,36 @@ def reproduction_page() -> str:
     return "\n".join([MADE, "", "# Reproduction", "", head, "", body])
 
 
-PAGES = {"config.md": config_page, "names.md": names_page, "reproduction.md": reproduction_page}
+# --- performance.md
+
+
+def performance_page() -> str:
+    """All benches, from the rows in data/bench-*.jsonl."""
+    from fedveil.bench.page import page, read
+
+    folder = HERE / "data" / "summaries"
+    found = {file.stem.removeprefix("performance-"): file for file in folder.glob("performance-*.txt")}
+    remarks = {name: file.read_text(encoding="utf-8") for name, file in found.items()}
+    return "\n".join([MADE, "", "# Performance", "", PERFORMANCE_HEAD, "", page(read(HERE / "data"), remarks)])
+
+
+def performance_pictures() -> dict[str, str]:
+    """The charts of that page, by name in pictures/."""
+    from fedveil.bench.page import pictures, read
+
+    return pictures(read(HERE / "data"))
+
+
+PAGES = {
+    "config.md": config_page,
+    "names.md": names_page,
+    "reproduction.md": reproduction_page,
+    "performance.md": performance_page,
+}
 
 if __name__ == "__main__":
+    for name, svg in performance_pictures().items():
+        (HERE / "pictures" / name).write_text(svg, encoding="utf-8")
     for page, make in PAGES.items():
         (HERE / page).write_text(make(), encoding="utf-8")
         print(HERE / page)

@@ -6,9 +6,9 @@ distributions put together by hand. Every turn starts with empty caches. Sides a
 
 | row | ours | theirs |
 |---|---|---|
-| `ledger/table-6/SETTING` | a distinct account of fed-cdp's Table VI: the paper's sampled Gaussian steps, computed tightly | `PLDAccountant` |
+| `ledger/table-6/SETTING` | a distinct account of fed-cdp's Table VI, the paper's rule computed tightly | `PLDAccountant` |
 | `ledger/steps/10000` | 10,000 sampled steps, the client in every round | `PLDAccountant` |
-| `ledger/participation/10000` | the same, the client in a round by a coin that may be seen: 100 rounds of 100 steps | distributions of the library, mixed and composed |
+| `ledger/participation/10000` | 100 rounds of 100 steps, in each by a visible coin | distributions, mixed and composed |
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def run(
             progress(f"bench ledger: {name}: ε is {ours} here and {theirs} there, not the same work: not compared")
             continue
         turns = [(_timed(case.ours)[1], _timed(case.theirs)[1]) for _ in range(repeats)]
-        made = row(f"ledger/{name}", *zip(*turns, strict=True), device=processor())
+        made = row(f"ledger/{name}", [a for a, _ in turns], [b for _, b in turns], device=processor())
         rows.append(made | {"epsilon_ours": ours, "epsilon_theirs": theirs})
     return rows
 

@@ -123,7 +123,8 @@ def copy_turn(size: int) -> Turn:
 def _timed(function: Callable[..., Any], *args: Any) -> Turn:
     def play(number: int) -> float:
         started = time.perf_counter()
-        jax.block_until_ready(function(*args))
+        for leaf in jax.tree.leaves(function(*args)):
+            leaf.block_until_ready()
         return time.perf_counter() - started
 
     return play
@@ -170,10 +171,10 @@ class Loops:
         patches = half_patches if self.task.half else None
         context = Context(None, quick_linear, fused=True, patches=patches, first=first)
 
-        def one(params: Any, index: Array, key: Array) -> Array:
+        def one(params: Any, index: Array, key: Array, x: Array, y: Array) -> Array:
             def body(total: Array, rows: Array) -> tuple[Array, None]:
-                logits = self.net.apply(params, self.x[rows].astype(jnp.float32) * self.task.scale, context)
-                return total + client.cross_entropy(logits, self.y[rows]).sum(), None
+                logits = self.net.apply(params, x[rows].astype(jnp.float32) * self.task.scale, context)
+                return total + client.cross_entropy(logits, y[rows]).sum(), None
 
             return jax.lax.scan(body, jnp.zeros(()), index)[0]
 
@@ -183,12 +184,12 @@ class Loops:
         """Local steps with the defences of a task."""
         there = jnp.ones(self.index.shape[2], bool)
 
-        def one(params: Any, index: Array, key: Array) -> Any:
+        def one(params: Any, index: Array, key: Array, x: Array, y: Array) -> Any:
             now = Now(key, key, 0, 1e-4)
 
             def body(local: Local, inputs: tuple[Array, Array]) -> tuple[Local, None]:
                 number, rows = inputs
-                return client.step(task, local, self.x[rows], self.y[rows], there, number, now), None
+                return client.step(task, local, x[rows], y[rows], there, number, now), None
 
             numbers = jnp.arange(index.shape[0])
             return jax.lax.scan(body, client.start(task, params), (numbers, index))[0].params
@@ -198,7 +199,7 @@ class Loops:
     def noise(self) -> Turn:
         """The noise of every step, added up."""
 
-        def one(params: Any, index: Array, key: Array) -> Any:
+        def one(params: Any, index: Array, key: Array, x: Array, y: Array) -> Any:
             def body(total: Any, number: Array) -> tuple[Any, None]:
                 return noise.add(total, noise.gaussian(jax.random.fold_in(key, number), total, 1.0)), None
 
@@ -206,5 +207,6 @@ class Loops:
 
         return self._of_all(one)
 
-    def _of_all(self, one: Callable[[Any, Array, Array], Any]) -> Turn:
-        return _timed(jax.jit(jax.vmap(one)), self.params, self.index, self.keys)
+    def _of_all(self, one: Callable[..., Any]) -> Turn:
+        every = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, None, None)))
+        return _timed(every, self.params, self.index, self.keys, self.x, self.y)

@@ -101,7 +101,11 @@ def rounds(
     case: Case, data: Dataset, clients: int, steps: int, defense: dict[str, str], batching: str
 ) -> Callable[[int], float]:
     """A function that plays round so-and-so of a federation and says how many seconds it took."""
-    settings = settings_of(case, clients, steps, defense, batching)
+    return play_rounds(settings_of(case, clients, steps, defense, batching), data)
+
+
+def play_rounds(settings: dict[str, object], data: Dataset) -> Callable[[int], float]:
+    """The same for any config."""
     simulator = api.federation(settings, data=data).simulator
     state = simulator.start()
 

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
 from fedveil.cli import show
-from fedveil.errors import unknown_name
+from fedveil.errors import ConfigError, unknown_name
+from fedveil.jsontext import to_json
 
-SUITES = ("round", "attack", "shadows")
+TITLES = {
+    "round": "seconds per client and local iteration; ratio = ours / theirs",
+    "attack": "seconds per attacked image; ratio = ours / theirs",
+    "shadows": "seconds per shadow federation; ratio = in a batch / alone",
+    "ledger": "seconds per account; ratio = ours / dp_accounting's, where both find the same ε",
+    "roofline": "operations or bytes per second; ratio = achieved / what the machine shows",
+    "growth": "seconds per unit of size; ratio = at the largest / at the smallest",
+    "start": "seconds of a fresh process; ratio = command / bare interpreter",
+}
+SUITES = tuple(TITLES)
+COLUMNS = ("name", "ratio", "low", "high", "ours", "theirs", "device")
+MORE = {
+    "ledger": ("epsilon_ours", "epsilon_theirs"),
+    "growth": ("exponent", "exponent_low", "exponent_high"),
+    "start": ("cpu", "limit", "imported"),
+}
 
 
-def run_bench(suite: str, repeats: int, json: bool) -> None:
-    """Runs a suite and prints its rows."""
+def run_bench(suite: str, repeats: int, json: bool, out: str | None = None) -> None:
+    """Runs a suite, prints its rows, and writes them to a file, a JSON document per line, if there is to be one."""
     if suite not in SUITES:
         raise unknown_name("bench", suite, SUITES)
-    if suite == "round":
-        from fedveil.bench import round as bench_round
-
-        title = "seconds per client and local iteration; ratio = ours / theirs"
-        rows = bench_round.run(repeats=repeats, progress=show.note)
-    elif suite == "shadows":
-        from fedveil.bench import shadows as bench_shadows
-
-        title = "seconds per shadow federation; ratio = in a batch / alone"
-        rows = bench_shadows.run(repeats=repeats, progress=show.note)
-    else:
-        from fedveil.bench import attack as bench_attack
-
-        title = "seconds per attacked image; ratio = ours / theirs"
-        rows = bench_attack.run(repeats=repeats, progress=show.note)
+    file = None if out is None else Path(out)
+    if file is not None and not file.parent.is_dir():
+        raise ConfigError("--out", out, "takes a file in a folder that exists")
+    rows = import_module(f"fedveil.bench.{suite}").run(repeats=repeats, progress=show.note)
+    if file is not None:
+        file.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8")
     if json:
         show.print_json(rows)
         return
-    columns = ("name", "ratio", "low", "high", "ours", "theirs", "device")
-    show.print_table(title, columns, [[r[c] for c in columns] for r in rows])
+    columns = (*COLUMNS, *MORE.get(suite, ()))
+    show.print_table(TITLES[suite], columns, [_cells(row, columns) for row in rows])
+
+
+def _cells(row: dict[str, object], columns: Sequence[str]) -> list[object]:
+    return [row.get(column) for column in columns]

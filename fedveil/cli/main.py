@@ -233,16 +233,20 @@ def bench(
         str,
         typer.Argument(
             help="round: the cost of privacy per local iteration; attack: a batch of attacks against one at a time; "
-            "shadows: a batch of shadow federations against one alone."
+            "shadows: a batch of shadow federations against one alone; ledger: accounts against dp_accounting; "
+            "roofline: training against the machine's own rates; growth: cost against sizes; start: cold starts."
         ),
     ] = "round",
     repeats: Annotated[int, typer.Option("--repeats", min=3, max=1000, help="Turns of each side.")] = 7,
+    out: Annotated[
+        str | None, typer.Option("--out", help="Also write the rows here, one JSON document a line.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Measure speed, side by side in one run."""
     from fedveil.cli.bench import run_bench
 
-    run_bench(suite, repeats, json)
+    run_bench(suite, repeats, json, out)
 
 
 @data_app.command("list")

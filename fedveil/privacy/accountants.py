@@ -181,7 +181,7 @@ def _two_mixtures(z: float, upper: Terms, lower: Terms, grid: float) -> Any:
 
     The loss at x, the logarithm of the ratio of densities, grows with x; so δ(ε) is a difference of two tails, here taken
     for all ε of the grid at once. The same mechanisms as `from_gaussian_mechanism` with sampling and
-    `from_mixture_gaussian_mechanism`, some hundred times faster; the discretisation is that library's.
+    `from_mixture_gaussian_mechanism`, 5 to 40 times faster (one term, 21 terms); the discretisation is that library's.
     """
     above, below = _Mixture(z, upper), _Mixture(z, lower)
     reach = 10.0  # standard deviations: what lies beyond has probability below 1e-22

@@ -39,7 +39,7 @@ def test_rows_in_small(monkeypatch, one_thread):
 
 
 def test_both_sides_find_the_same(one_thread):
-    work, chosen = bench._victims(SMALL, 2, bench._noise), settings("cpl", iterations=2)
+    work, chosen = bench.victims(SMALL, 2, bench.noise), settings("cpl", iterations=2)
     ours = reconstruct(work.observation, chosen)
     keys = [(int(i), 0, 0) for i in work.observation.ids]
     starts = inits.starts(chosen.init, work.observation, work.y[:, None], keys, None, "float32")[:, 0]

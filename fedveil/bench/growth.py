@@ -1,0 +1,163 @@
+"""How cost grows: seconds of a round and of an attack against what they are made of, one size varied at a time.
+
+A row is seconds per unit of the varied size, at its largest over at its smallest: up to 1 nothing is worse than linear. It
+also has `points` (size, median seconds), and `exponent` with `exponent_low` and `exponent_high`: the slope of a line
+through their logarithms by least squares, with its interval of 95 %. The sizes of a row take turns in one process, after
+compilation. Rounds are Fed-CDP's, batches of fixed size.
+
+| row | varied | what grows |
+|---|---|---|
+| `growth/MODEL/K` | clients, of which a fixed number take part | a round |
+| `growth/MODEL/Kt` | clients that take part | a round |
+| `growth/MODEL/L` | local steps | a round |
+| `growth/MODEL/B` | examples in a batch | a round |
+| `growth/mlp/parameters` | parameters of the model, by its hidden layers | a round |
+| `growth/attack/images` | images attacked as one batch (cpl, MNIST's shape) | the attack |
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedveil.attacks.catalog import settings
+from fedveil.bench import attack
+from fedveil.bench import round as rounds
+from fedveil.bench.rows import row
+from fedveil.data.arrays import from_arrays
+from fedveil.data.dataset import Dataset
+
+Turn = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One federation: K, Kt, L, B and the hidden layers of an mlp; each client has `held` examples."""
+
+    clients: int = 100
+    per_round: int = 20
+    steps: int = 10
+    batch: int = 4
+    hidden: int = 64
+    held: int = 50
+
+
+AXES: dict[str, dict[str, tuple[int, ...]]] = {
+    "mlp": {
+        "clients": (100, 300, 1000, 3000),
+        "per_round": (10, 30, 100, 300),
+        "steps": (10, 30, 100, 300),
+        "batch": (4, 12, 40, 120),
+        "hidden": (64, 192, 576, 1152),
+    },
+    "cnn": {
+        "clients": (100, 200, 400, 800),
+        "per_round": (10, 20, 40, 80),
+        "steps": (5, 10, 20, 40),
+        "batch": (4, 8, 16, 32),
+    },
+}
+SYMBOLS = {"clients": "K", "per_round": "Kt", "steps": "L", "batch": "B", "hidden": "parameters"}
+IMAGES = (4, 8, 16, 32, 64)
+
+
+def run(
+    repeats: int = 7,
+    progress: Callable[[str], None] = lambda line: None,
+    axes: dict[str, dict[str, tuple[int, ...]]] | None = None,
+    images: Sequence[int] = IMAGES,
+) -> list[dict[str, object]]:
+    """The rows of the module's table."""
+    rows = []
+    for model, varied in (AXES if axes is None else axes).items():
+        for axis, values in varied.items():
+            progress(f"bench growth: {model}, {SYMBOLS[axis]}")
+            points = [_around(axis, value) for value in values]
+            sides = {size(model, axis, point): _round(model, point) for point in points}
+            rows.append(grown(f"growth/{model}/{SYMBOLS[axis]}", sides, repeats))
+    if images:
+        progress("bench growth: images")
+        rows.append(grown("growth/attack/images", {count: _attack(count) for count in images}, repeats))
+    return rows
+
+
+def grown(name: str, sides: dict[int, Turn], repeats: int) -> dict[str, object]:
+    """The row of one varied size, from a turn for each of its values."""
+    sizes = sorted(sides)
+    seconds = rounds.take_turns({str(count): sides[count] for count in sizes}, repeats)
+    least, most = sizes[0], sizes[-1]
+    per_unit = {count: [s / count for s in seconds[str(count)]] for count in (least, most)}
+    medians = [statistics.median(seconds[str(count)]) for count in sizes]
+    slope, low, high = exponent(sizes, medians)
+    return row(name, per_unit[most], per_unit[least]) | {
+        "exponent": slope,
+        "exponent_low": low,
+        "exponent_high": high,
+        "points": [[count, median] for count, median in zip(sizes, medians, strict=True)],
+    }
+
+
+def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float, float]:
+    """The slope of log seconds over log size by least squares, and its 95 % interval."""
+    from scipy.special import stdtrit
+
+    x, y = np.log(np.asarray(sizes, float)), np.log(np.asarray(seconds, float))
+    if len(x) < 3:
+        raise ValueError(f"an exponent with an interval takes at least 3 sizes, got {len(x)}")
+    away = x - x.mean()
+    slope = float(away @ y / (away @ away))
+    left = y - y.mean() - slope * away
+    free = len(x) - 2
+    error = math.sqrt(float(left @ left) / free / float(away @ away))
+    reach = float(stdtrit(free, 0.975)) * error
+    return slope, slope - reach, slope + reach
+
+
+def _around(axis: str, value: int) -> Point:
+    """The usual federation with one number changed, and as many clients and examples as that takes."""
+    point = replace(Point(), **{axis: value})
+    return replace(point, clients=max(point.clients, point.per_round), held=max(point.held, point.batch))
+
+
+def size(model: str, axis: str, point: Point) -> int:
+    """What the row is drawn against: the number itself, or the parameters that a hidden layer makes."""
+    if axis != "hidden":
+        return int(getattr(point, axis))
+    case = rounds.CASES[model]
+    return (case.shape[0] + 1) * point.hidden + (point.hidden + 1) * case.classes
+
+
+def _round(model: str, point: Point) -> Turn:
+    case = replace(rounds.CASES[model], batch=point.batch)
+    chosen: dict[str, object] = {
+        "data": {"partition": "iid", "clients": point.clients, "per_client": point.held},
+        "model": {"name": case.model} | ({"hidden": [point.hidden]} if case.model == "mlp" else {}),
+        "train": {
+            "per_round": point.per_round,
+            "local_steps": point.steps,
+            "batch": point.batch,
+            "lr": 1e-4,
+            "rounds": 1000,
+            "sampling": "fixed",
+            "batching": "shuffle",
+        },
+        "defense": rounds.PRIVATE,
+    }
+    return rounds.play_rounds(chosen, _data(case, point.clients * point.held))
+
+
+def _data(case: rounds.Case, count: int) -> Dataset:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (count, *case.shape), np.uint8)
+    return from_arrays(x, rng.integers(0, case.classes, count), x[:8], np.arange(8) % case.classes, case.classes)
+
+
+def _attack(images: int) -> Turn:
+    case = attack.CASES["mnist"]
+    work = attack.victims(case, images, attack.noise)
+    play = attack.as_a_batch(work, settings("cpl", iterations=case.iterations))
+    return lambda number: images * play()

@@ -1,0 +1,101 @@
+"""Cold starts: how long a command takes in a fresh process, and which heavy packages it waits for.
+
+Each turn starts every command once, one after the other, and the bare interpreter between them. A row is the wall time of
+the command over that of `python -c pass`; `cpu` is its processor time, which a busy machine stretches less, `imported`
+the heavy packages that it loaded, `limit` what it should stay under on an idle machine, in seconds, where there is one.
+
+| row | command |
+|---|---|
+| `start/help` | `fedveil --help` |
+| `start/list` | `fedveil list models` |
+| `start/ledger` | `fedveil ledger -s defense.name=fed-cdp` |
+| `start/ledger-none` | `fedveil ledger -s defense.name=none`: nothing to compose |
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fedveil.bench.ledger import processor
+from fedveil.bench.rows import row
+from fedveil.errors import RunError
+
+HEAVY = ("numpy", "pydantic", "rich", "scipy", "dp_accounting", "optax", "jax", "sklearn", "torch")
+
+
+@dataclass(frozen=True)
+class Command:
+    """Arguments of `fedveil`, and the wall seconds it should stay under."""
+
+    arguments: tuple[str, ...]
+    limit: float | None = None
+
+
+COMMANDS = {
+    "help": Command(("--help",), 0.3),
+    "list": Command(("list", "models")),
+    "ledger": Command(("ledger", "-s", "defense.name=fed-cdp"), 2.0),
+    "ledger-none": Command(("ledger", "-s", "defense.name=none")),
+}
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of one process."""
+
+    wall: float
+    cpu: float
+
+
+def run(
+    repeats: int = 7,
+    progress: Callable[[str], None] = lambda line: None,
+    commands: dict[str, Command] | None = None,
+) -> list[dict[str, object]]:
+    """The rows of the module's table."""
+    rows = []
+    for name, command in (COMMANDS if commands is None else commands).items():
+        line = f"fedveil {' '.join(command.arguments)}"
+        progress(f"bench start: {line}")
+        found = imported(command.arguments)  # the first start also fills the caches of files
+        turns = [(spent(_fedveil(command.arguments)), spent(_bare())) for _ in range(repeats)]
+        made = row(f"start/{name}", [a.wall for a, _ in turns], [b.wall for _, b in turns], device=processor())
+        cpu = statistics.median(a.cpu for a, _ in turns)
+        rows.append(made | {"command": line, "cpu": cpu, "imported": found, "limit": command.limit})
+    return rows
+
+
+def _fedveil(arguments: Sequence[str], *options: str) -> list[str]:
+    return [sys.executable, *options, "-m", "fedveil", *arguments]
+
+
+def _bare() -> list[str]:
+    return [sys.executable, "-c", "pass"]
+
+
+def spent(command: Sequence[str]) -> Spent:
+    """Starts a process, waits for it, and says what it took."""
+    started = time.perf_counter()
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(child.pid, 0)
+    wall = time.perf_counter() - started
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise RunError(f"'{' '.join(command)}' ended with status {child.returncode}: a failed start is not timed")
+    return Spent(wall, usage.ru_utime + usage.ru_stime)
+
+
+def imported(arguments: Sequence[str]) -> list[str]:
+    """The heavy packages that a command loads, as the interpreter reports them."""
+    told = subprocess.run(
+        _fedveil(arguments, "-X", "importtime"), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    loaded = set(re.findall(r"^import time:.*\|\s*([A-Za-z_]\w*)", told.stderr, re.MULTILINE))
+    return [name for name in HEAVY if name in loaded]
