@@ -49,6 +49,7 @@ def test_parameters_are_those_of_the_model():
     assert bench.size("mlp", "hidden", point) == sum(a.size for a in jax.tree.leaves(shapes))
 
 
+@pytest.mark.slow
 def test_rounds_grow_in_small():
     (row,) = bench.run(repeats=3, axes={"mlp": {"per_round": (2, 4, 8)}}, images=())
     assert row["name"] == "growth/mlp/Kt" and [n for n, _ in row["points"]] == [2, 4, 8]

@@ -57,6 +57,7 @@ def test_the_fastest_size_is_taken(monkeypatch):
     assert bench.best_side((8, 16, 32)) == 16
 
 
+@pytest.mark.slow
 def test_every_phase_has_a_share(monkeypatch):
     monkeypatch.setattr(rounds, "CASES", {"mlp": rounds.CASES["mlp"]})
     rows = bench.run(repeats=3, size=bench.Size(3, 2, (64, 128), 1 << 20))
