@@ -24,14 +24,15 @@ def page(recipes: Iterable[Recipe], cache: Cache, summaries: Mapping[str, str]) 
 
 
 def section(recipe: Recipe, cache: Cache) -> list[str]:
-    """One recipe: the paper's size where any of it was measured, and else the quick one."""
+    """One recipe at the paper's size; at the quick one too where the former was not measured in full."""
     lines = [f"### {recipe.name}: {recipe.title}", ""]
     lines += [f"The paper says: {claim}" for claim in claims_of(recipe.name)]
     lines += [""] if claims_of(recipe.name) else []
     sizes = [size for size in (FULL, QUICK) if any(e.seeds for e in entries(recipe, size, cache))]
     if not sizes:
         return [*lines, "Not run.", ""]
-    for size in sizes[:1]:
+    whole = all(entry.seeds for entry in entries(recipe, FULL, cache))
+    for size in sizes[:1] if whole else sizes:
         lines += _size(recipe, size, cache)
     if recipe.why:
         lines += [f"Why they differ: {recipe.why}.", ""]
@@ -43,11 +44,20 @@ def _size(recipe: Recipe, size: Size, cache: Cache) -> list[str]:
     devices = sorted({entry.device for entry in found if entry.device})
     said = "The paper's size" if size.full else f"Quick size ({recipe.quick})"
     lines = [f"{said}, on {', '.join(devices)}. Measured, with its interval; published in brackets.", ""]
+    told = {(entry.row, entry.measure.key) for entry in found if _tells(entry)}
+    anywhere = {row for row, _ in told}
     for measure in recipe.measures:
         of_measure = [entry for entry in found if entry.measure == measure]
-        if any(entry.measured is not None or entry.published is not None for entry in of_measure):
-            lines += [*_matrix(measure, of_measure), ""]
+        # A row without this measure is left out; one of which nothing is known says so once, under the first measure.
+        first = measure == recipe.measures[0]
+        kept = [e for e in of_measure if (e.row, measure.key) in told or (first and e.row not in anywhere)]
+        if any(_tells(entry) for entry in kept):
+            lines += [*_matrix(measure, kept), ""]
     return lines
+
+
+def _tells(entry: Entry) -> bool:
+    return entry.measured is not None or entry.published is not None
 
 
 def _matrix(measure: Measure, found: list[Entry]) -> list[str]:
