@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from reading import Picture, read, stretches, untidy
 
@@ -337,6 +337,7 @@ def test_heat_maps_have_room():
     st.integers(2, 9),
 )
 def test_a_plain_axis_has_round_ticks_and_holds_its_values(low, span, count):
+    assume(span > 1e-6 * abs(low))  # below that, differences of ticks are rounding
     values = np.array([low, low + span])
     axis = reaching("", values, count=count)
     assert axis.holds(values).all()
