@@ -14,6 +14,8 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
+from fedveil.folders import user_cache
+
 SETTING = "FEDVEIL_COMPILED"
 MOST = 512 * 2**20  # bytes; beyond it the oldest programs go
 SHORTEST = "0.3"  # seconds of compiling that are worth a file
@@ -36,8 +38,7 @@ def keep() -> Path | None:
 
 
 def _usual() -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "fedveil" / f"compiled-{_machine()}"
+    return user_cache(f"compiled-{_machine()}")
 
 
 def _machine() -> str:

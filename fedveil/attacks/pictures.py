@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from fedveil.data.pixels import to_bytes
 from fedveil.errors import ConfigError
 
 GAP = 2  # white pixels between pictures
@@ -34,9 +35,9 @@ def _framed(picture: np.ndarray) -> np.ndarray:
     """[height, width, 3] bytes, enlarged without smoothing, with a white edge."""
     if picture.ndim != 3:
         raise ConfigError("--pictures", picture.shape, "is for images: these examples are attributes")
-    values = np.nan_to_num(np.clip(picture, 0.0, 1.0))
-    if values.shape[-1] == 1:
-        values = np.repeat(values, 3, axis=-1)
-    times = max(1, -(-LEAST // values.shape[0]))
-    large = np.kron((values * 255).round().astype(np.uint8), np.ones((times, times, 1), np.uint8))
+    pixels = to_bytes(picture)
+    if pixels.shape[-1] == 1:
+        pixels = np.repeat(pixels, 3, axis=-1)
+    times = max(1, -(-LEAST // pixels.shape[0]))
+    large = np.kron(pixels, np.ones((times, times, 1), np.uint8))
     return np.pad(large, ((0, GAP), (0, GAP), (0, 0)), constant_values=255)

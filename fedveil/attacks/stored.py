@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.data.pixels import to_bytes
 from fedveil.jsontext import to_json
 
 FOLDER = "attacks"
@@ -114,8 +115,8 @@ def _of_pictures(pictures: Pictures | None) -> dict[str, np.ndarray]:
     if pictures is None:
         return {}
     kept = {
-        "truth": _bytes(pictures.truth),
-        "found": _bytes(pictures.found),
+        "truth": to_bytes(pictures.truth),
+        "found": to_bytes(pictures.found),
         "shown": np.array(pictures.shown),
         "ssim": pictures.ssim,
         "mse": pictures.mse,
@@ -124,11 +125,6 @@ def _of_pictures(pictures: Pictures | None) -> dict[str, np.ndarray]:
         "of": np.array(pictures.of),
     }
     return {f"pictures/{key}": value for key, value in kept.items()}
-
-
-def _bytes(values: np.ndarray) -> np.ndarray:
-    """Values in [0, 1] as bytes; what is not finite is black."""
-    return (np.nan_to_num(np.clip(values, 0.0, 1.0)) * 255).round().astype(np.uint8)
 
 
 def _to_pictures(arrays: Mapping[str, np.ndarray]) -> Pictures | None:

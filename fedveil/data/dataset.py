@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedveil.data.pixels import scale_of
 from fedveil.errors import DataError
 
 MOST_CLASSES = 100_000  # a label beyond this is a slip (an id, a time), and a model of that width would fill the memory
@@ -55,7 +56,7 @@ class Dataset:
     @property
     def scale(self) -> float:
         """Factor that brings stored values to the model's scale: uint8 pixels to [0, 1]."""
-        return 1.0 / 255.0 if self.train.x.dtype == np.uint8 else 1.0
+        return scale_of(self.train.x)
 
 
 def check_arrays(x: np.ndarray, y: np.ndarray, where: str) -> Part:

@@ -21,7 +21,7 @@ from functools import cache
 import numpy as np
 
 from fedveil.data.dataset import Dataset, Part
-from fedveil.data.sources import cache_folder
+from fedveil.folders import user_cache
 
 SCALES, ANGLES = 2, 8
 MARGIN = 8  # pixels of reflected image on each side, so that filters do not wrap around
@@ -53,7 +53,7 @@ def features(images: np.ndarray, scale: float) -> np.ndarray:
     """Images [n, rows, columns, colours] as stored, times `scale` in [0, 1], to normalised features."""
     if len(images) < WORTH_KEEPING:
         return _computed(images, scale)
-    place = cache_folder().parent / "features" / f"scatter-{_digest(images, scale)}.npy"
+    place = user_cache("features") / f"scatter-{_digest(images, scale)}.npy"
     if place.exists():
         return np.load(place).astype(np.float32)
     made = _computed(images, scale)

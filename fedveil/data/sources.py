@@ -31,6 +31,7 @@ from typing import Literal
 
 from fedveil.data.catalog import DATASETS, DatasetInfo, FileInfo
 from fedveil.errors import DataError, unknown_name
+from fedveil.folders import user_cache
 
 Log = Callable[[str], None]
 Files = Iterator[tuple[str, bytes]]  # (file name, content), the digest not yet checked
@@ -69,8 +70,7 @@ def search_folders(dir: str | None = None) -> list[Path]:
 
 def cache_folder() -> Path:
     """The user's own folder for fetched data."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "fedveil" / "data"
+    return user_cache("data")
 
 
 def _split(folders: str | None) -> list[Path]:

@@ -23,13 +23,13 @@ import numpy as np
 from fedveil.assemble import Federation, prepare
 from fedveil.config import Config, resolve, to_toml
 from fedveil.data.dataset import Dataset, Part
-from fedveil.data.load import load as load_dataset
 from fedveil.data.partition import Partition
 from fedveil.defenses.catalog import make_all
 from fedveil.deploy.messages import Answer, Exchange, Introduction, Parts, Request
 from fedveil.deploy.wire import BadMessage, pack, unpack
 from fedveil.errors import ConfigError, FedveilError, RunError
 from fedveil.jsontext import to_json
+from fedveil.planning import load_data
 from fedveil.privacy import ledger, secure
 from fedveil.rounds import client as client_part
 from fedveil.rounds import keys, plan, server
@@ -414,12 +414,8 @@ def _assemble(config: Config, members: Members) -> tuple[Federation, bool]:
 def _own_data(config: Config, members: Members) -> Dataset | None:
     """What the server itself holds of the dataset: the held-out part, and a public set where a defence uses one."""
     share = max(defense.public_share(config.data.name) for defense in make_all(config.defense))
-    data = config.data
     try:
-        found = load_dataset(
-            data.name, dir=data.dir, split=data.split, min_images=data.min_images, size=data.size, file=data.file,
-            public=share,
-        )  # fmt: skip
+        found = load_data(config, share)
     except FedveilError:
         if share:
             raise

@@ -27,6 +27,7 @@ from fedveil.config import Config, from_dict, resolve
 from fedveil.data.arrays import read_arrays
 from fedveil.data.dataset import Dataset, Part, check_arrays
 from fedveil.data.partition import Partition
+from fedveil.data.pixels import scale_of
 from fedveil.defenses.base import Defense, View
 from fedveil.defenses.catalog import make_all
 from fedveil.deploy import limits as limiting
@@ -163,8 +164,7 @@ class _Round:
         defenses = make_all(config.defense)
         for defense in defenses:
             defense.check(setting)
-        scale = 1.0 / 255.0 if self.data.x.dtype == np.uint8 else 1.0
-        task = Task(model, setting, train.optimizer, defenses, scale, config.speed.precision)
+        task = Task(model, setting, train.optimizer, defenses, scale_of(self.data.x), config.speed.precision)
         return _Plan(config, task, law, setting.local_steps)
 
     def _received(self, planned: _Plan, parts: Parts) -> Tree:

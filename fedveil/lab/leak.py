@@ -23,7 +23,7 @@ from fedveil.attacks.reconstruct.crew import Sight
 from fedveil.attacks.reconstruct.run import Reconstruction, reconstruct
 from fedveil.attacks.score import Scores, assigned, psnr, score, ssim
 from fedveil.config import from_dict
-from fedveil.lab.pictures import data_uri
+from fedveil.data.pixels import png_uri
 
 Tell = Callable[[dict[str, Any]], None]
 SIDES = ("open", "defended")
@@ -36,7 +36,7 @@ def run(documents: list[dict[str, Any]], tell: Tell) -> dict[str, Any]:
     tell({"stage": "observing", "text": "the client computes its gradient"})
     seen = [_observe(document) for document in documents]
     config, (x, y) = seen[0][2], seen[0][1]
-    tell({"stage": "truth", "pictures": [[data_uri(p) for p in one] for one in x], "labels": y.tolist()})
+    tell({"stage": "truth", "pictures": [[png_uri(p) for p in one] for one in x], "labels": y.tolist()})
     together = _stack([observation for observation, _, _ in seen])
     settings = make_settings(config.attack.name, **config.attack.given())
     tell({"stage": "compiling", "text": "the attack is compiled (once for each model and size)"})
@@ -115,7 +115,7 @@ class _Eyes:
             "ssim": alike,
             "labels": guessed[0].tolist(),
             "seconds": round(time.monotonic() - self.began, 3),
-            "pictures": [data_uri(picture) for picture in found[0]],
+            "pictures": [png_uri(picture) for picture in found[0]],
         }
         with self.lock:
             self.tell(event)

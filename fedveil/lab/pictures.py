@@ -7,7 +7,6 @@ the file itself (metadata, tricks of its format) is ever stored.
 
 from __future__ import annotations
 
-import base64
 import io
 import re
 import secrets
@@ -105,22 +104,3 @@ def read_upload(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
     with Image.open(path, formats=("PNG",)) as picture:
         sized = picture.convert("RGB" if channels == 3 else "L").resize((width, height), Image.Resampling.LANCZOS)
     return np.asarray(sized, np.uint8).reshape(shape)
-
-
-def to_bytes(values: np.ndarray) -> np.ndarray:
-    """Values in [0, 1] as bytes; what is not finite is black."""
-    import numpy as np
-
-    return (np.nan_to_num(np.clip(values, 0.0, 1.0)) * 255).round().astype(np.uint8)
-
-
-def data_uri(values: np.ndarray) -> str:
-    """An array [height, width, channels] of bytes, or of values in [0, 1], as a PNG in the text of an address."""
-    import numpy as np
-    from PIL import Image
-
-    array = values if values.dtype == np.uint8 else to_bytes(values)
-    array = array[..., 0] if array.shape[-1] == 1 else array
-    out = io.BytesIO()
-    Image.fromarray(array).save(out, "PNG")
-    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()

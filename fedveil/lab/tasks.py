@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.data.dataset import Dataset
+from fedveil.data.pixels import png_uri, to_bytes
 from fedveil.errors import ConfigError, RunError
 from fedveil.lab import pictures
 from fedveil.lab.asks import LeakAsk, Picture, read
@@ -26,7 +27,7 @@ def gallery(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]
     first = min(max(0, payload["first"]), max(0, len(data.train) - 1))
     last = min(first + payload["count"], len(data.train))
     shown = [
-        {"index": i, "label": _label(data, int(data.train.y[i])), "png": pictures.data_uri(_example(data, i))}
+        {"index": i, "label": _label(data, int(data.train.y[i])), "png": png_uri(_example(data, i))}
         for i in range(first, last)
     ]
     return {"dataset": payload["dataset"], "total": len(data.train), "pictures": shown}
@@ -36,7 +37,7 @@ def upload(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
     """Checks an upload and keeps it."""
     picture = pictures.decode(payload["content"])
     name = pictures.keep(picture, folder)
-    return {"upload": name, "png": pictures.data_uri(np.asarray(picture))}
+    return {"upload": name, "png": png_uri(np.asarray(picture))}
 
 
 def pick(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def _dataset(name: str) -> Dataset:
 
 
 def _bytes(data: Dataset, x: np.ndarray) -> np.ndarray:
-    return x if x.dtype == np.uint8 else pictures.to_bytes(x.astype(np.float64) * data.scale)
+    return x if x.dtype == np.uint8 else to_bytes(x.astype(np.float64) * data.scale)
 
 
 def _example(data: Dataset, index: int) -> np.ndarray:

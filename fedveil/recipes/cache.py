@@ -11,14 +11,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fedveil.folders import user_cache
 from fedveil.jsontext import to_json
 from fedveil.recipes.cell import Job
 
 
 def default_folder() -> Path:
-    """`$XDG_CACHE_HOME/fedveil/cells`, by default below `~/.cache`."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "fedveil" / "cells"
+    """Where results are kept if no folder is named."""
+    return user_cache("cells")
 
 
 class Cache:

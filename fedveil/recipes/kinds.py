@@ -46,7 +46,7 @@ def train(job: Job) -> Result:
         "ledger": epsilons(done.ledger),
     }
     if federation.dataset.test is not None and job.options.get("test"):
-        result["test"] = federation.simulator.accuracy_on(done.params, federation.dataset.test)
+        result["test"] = federation.simulator.evaluate_on(done.params, federation.dataset.test)[0]
     if job.options.get("history"):
         result["history"] = scored
         result["train_loss"] = [[int(row["round"]) + 1, row["train_loss"]] for row in done.history]

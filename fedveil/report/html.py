@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
 
 import numpy as np
 
+from fedveil.data.pixels import png_uri
 from fedveil.report.svg import clean
 from fedveil.report.tables import Number, number
 
@@ -62,11 +61,4 @@ def _cell(value: object, first: bool, column: object) -> Markup:
 
 def picture(values: np.ndarray, says: str) -> Markup:
     """[height, width, channels] with values in [0, 1], as a PNG inside the page."""
-    from PIL import Image
-
-    pixels = (np.nan_to_num(np.clip(values, 0.0, 1.0)) * 255).round().astype(np.uint8)
-    image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels[..., :3])
-    file = io.BytesIO()
-    image.save(file, format="PNG", optimize=True)
-    data = base64.b64encode(file.getvalue()).decode()
-    return tag("img", src=f"data:image/png;base64,{data}", alt=says)
+    return tag("img", src=png_uri(values, small=True), alt=says)

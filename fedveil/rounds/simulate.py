@@ -339,18 +339,19 @@ class Simulator:
     @_precise
     def evaluate(self, params: Params) -> tuple[float, float]:
         """Accuracy and mean loss on the held-out part."""
-        right, loss = 0.0, 0.0
-        scores = [self._scores(params, x, y, mask) for x, y, mask in self._held_out]
-        for hits, losses in scores:
-            right, loss = right + float(hits), loss + float(losses)
-        count = len(self.dataset.held_out)
-        return right / count, loss / count
+        return self._evaluate(params, self._held_out, len(self.dataset.held_out))
 
     @_precise
-    def accuracy_on(self, params: Params, part: Part) -> float:
-        """The share of right answers on other examples than the held-out ones."""
-        hits = [int(self._scores(params, x, y, mask)[0]) for x, y, mask in _blocks(part)]
-        return sum(hits) / len(part)
+    def evaluate_on(self, params: Params, part: Part) -> tuple[float, float]:
+        """The same on other examples."""
+        return self._evaluate(params, _blocks(part), len(part))
+
+    def _evaluate(self, params: Params, blocks: list[tuple[Array, Array, Array]], count: int) -> tuple[float, float]:
+        right, loss = 0.0, 0.0
+        scores = [self._scores(params, x, y, mask) for x, y, mask in blocks]
+        for hits, losses in scores:
+            right, loss = right + float(hits), loss + float(losses)
+        return right / count, loss / count
 
     def block(self, state: ServerState) -> None:
         """Waits until a state is computed."""

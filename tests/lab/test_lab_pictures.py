@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedveil.data import pixels
 from fedveil.errors import ConfigError
 from fedveil.lab import pictures
 
@@ -107,4 +108,4 @@ def test_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_data_uri() -> None:
     for shape in ((8, 8, 1), (4, 4, 3)):
-        assert pictures.data_uri(np.full(shape, np.nan)).startswith("data:image/png;base64,")
+        assert pixels.png_uri(np.full(shape, np.nan)).startswith("data:image/png;base64,")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from importlib import resources
 
 import jax
 import numpy as np
 import pytest
+from recipe_checks import check_cells, check_places, config_of
 
 from fedveil.assemble import prepare
 from fedveil.attacks.observe import of_gradients
 from fedveil.config import for_attack, load, resolve
 from fedveil.models.build import Choices, build
 from fedveil.recipes import dpfl, kinds, kinds_dpfl
-from fedveil.recipes.cell import FULL, KIND_VERSIONS, QUICK, Job
+from fedveil.recipes.cell import FULL, QUICK, Job
 from fedveil.recipes.published import published, value_of
 from fedveil.recipes.run import jobs_of
 
@@ -23,10 +23,6 @@ NAMES = ["dpfl/table-2", "dpfl/table-3", "dpfl/table-4", "dpfl/fig-1"] + [f"dpfl
 BY_NAME = {recipe.name: recipe for recipe in dpfl.RECIPES}
 EACH = pytest.mark.parametrize("name", NAMES)
 SIZES = pytest.mark.parametrize("size", (QUICK, FULL), ids=lambda size: size.name)
-
-
-def config_of(cell):
-    return load(None, list(cell.settings))
 
 
 def test_all_tables_and_figures_are_there():
@@ -38,10 +34,8 @@ def test_all_tables_and_figures_are_there():
 @EACH
 def test_configs_hold_and_places_are_taken_once(name, size):
     cells = BY_NAME[name].cells(size)
-    places = Counter((cell.row, cell.column) for cell in cells)
-    assert places and max(places.values()) == 1
+    check_cells(cells)
     for cell in cells:
-        assert cell.kind in kinds.KINDS and cell.kind in KIND_VERSIONS
         config = config_of(cell)
         made = resolve(for_attack(config) if cell.kind == "attack-layers" else config)
         assert (made.data.split, made.model.name) == ("dpfl", "dpfl-net")
@@ -51,12 +45,9 @@ def test_configs_hold_and_places_are_taken_once(name, size):
 @EACH
 def test_quick_cells_and_published_figures_are_places_of_the_full_size(name):
     recipe = BY_NAME[name]
-    full = {(cell.row, cell.column) for cell in recipe.cells(FULL)}
-    assert {(cell.row, cell.column) for cell in recipe.cells(QUICK)} <= full
-    entry = published("dpfl")[recipe.key]
-    assert entry["source"] and entry["claims"] and all(entry["claims"])
+    entry = check_places(recipe)
     given = [(cell["row"], cell["column"]) for cell in entry["cells"]]
-    assert set(given) <= full and len(set(given)) == len(given)
+    assert len(set(given)) == len(given)
     assert bool(given) == name.startswith("dpfl/table")
     shown = {measure.key for measure in recipe.measures}
     for cell in entry["cells"]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from importlib import resources
 
 import pytest
+from recipe_checks import check_cells, check_places, config_of
 
 from fedveil.config import load, resolve
 from fedveil.recipes import kinds, two_dp_fl
-from fedveil.recipes.cell import FULL, KIND_VERSIONS, QUICK, Job
+from fedveil.recipes.cell import FULL, QUICK, Job
 from fedveil.recipes.kinds_two_dp_fl import after
 from fedveil.recipes.published import published, value_of
 from fedveil.recipes.run import jobs_of
@@ -19,10 +19,6 @@ NAMES = [f"2dp-fl/fig-{n}" for n in range(3, 8)]
 BY_NAME = {recipe.name: recipe for recipe in two_dp_fl.RECIPES}
 EACH = pytest.mark.parametrize("name", NAMES)
 SIZES = pytest.mark.parametrize("size", (QUICK, FULL), ids=lambda size: size.name)
-
-
-def config_of(cell):
-    return load(None, list(cell.settings))
 
 
 def test_all_figures_are_there():
@@ -34,10 +30,8 @@ def test_all_figures_are_there():
 @EACH
 def test_configs_hold_and_places_are_taken_once(name, size):
     cells = BY_NAME[name].cells(size)
-    places = Counter((cell.row, cell.column) for cell in cells)
-    assert places and max(places.values()) == 1
+    check_cells(cells)
     for cell in cells:
-        assert cell.kind in kinds.KINDS and cell.kind in KIND_VERSIONS
         made = resolve(config_of(cell))
         assert made.data.name == "mnist" and made.train.aggregation == "fedavg"
 
@@ -45,11 +39,7 @@ def test_configs_hold_and_places_are_taken_once(name, size):
 @EACH
 def test_quick_cells_and_published_figures_are_places_of_the_full_size(name):
     recipe = BY_NAME[name]
-    full = {(cell.row, cell.column) for cell in recipe.cells(FULL)}
-    assert {(cell.row, cell.column) for cell in recipe.cells(QUICK)} <= full
-    entry = published("2dp-fl")[recipe.key]
-    assert entry["source"] and entry["claims"] and all(entry["claims"])
-    assert {(cell["row"], cell["column"]) for cell in entry["cells"]} <= full
+    entry = check_places(recipe)
     shown = {measure.key for measure in recipe.measures}
     for cell in entry["cells"]:
         assert set(cell["values"]) <= shown and all(0 <= v <= 1 for v in cell["values"].values())

@@ -1,0 +1,31 @@
+"""Pixels as numbers in [0, 1] and as bytes."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+
+
+def to_bytes(values: np.ndarray) -> np.ndarray:
+    """Values in [0, 1] as bytes; what is not finite is black."""
+    return (np.nan_to_num(np.clip(values, 0.0, 1.0)) * 255).round().astype(np.uint8)
+
+
+def scale_of(stored: np.ndarray) -> float:
+    """Factor that brings stored values to a model's scale: bytes to [0, 1], other numbers as they are."""
+    return 1.0 / 255.0 if stored.dtype == np.uint8 else 1.0
+
+
+def png_uri(values: np.ndarray, *, small: bool = False) -> str:
+    """An array [height, width, channels] of bytes, or of values in [0, 1], as a PNG in the text of an address; `small`
+    takes longer to make."""
+    from PIL import Image
+
+    pixels = values if values.dtype == np.uint8 else to_bytes(values)
+    if pixels.ndim == 3:  # grey, or three colours
+        pixels = pixels[..., 0] if pixels.shape[-1] == 1 else pixels[..., :3]
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG", optimize=small)
+    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
