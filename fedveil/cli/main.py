@@ -171,13 +171,14 @@ def reproduce(
     minutes: Annotated[
         float | None, typer.Option("--minutes", min=0.0, help="Begin no new cell after so many minutes.")
     ] = None,
+    workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Cells measured at a time.")] = 1,
     out: Annotated[str | None, typer.Option("--out", help="Folder for the figures, as SVG.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Measure a table or figure of the papers, and set it beside what was published."""
     from fedveil.cli.reproduce import run_reproduce
 
-    run_reproduce(name, full, cells, minutes, out, json)
+    run_reproduce(name, full, cells, minutes, workers, out, json)
 
 
 @app.command("lab")

@@ -17,7 +17,7 @@ from fedveil.recipes.table import HEADER, cells_of, chart, entries
 
 
 def run_reproduce(
-    name: str | None, full: bool, cells: str | None, minutes: float | None, out: str | None, json: bool
+    name: str | None, full: bool, cells: str | None, minutes: float | None, workers: int, out: str | None, json: bool
 ) -> None:
     """Lists the recipes, or runs one, a paper's, or all."""
     if name is None:
@@ -27,7 +27,7 @@ def run_reproduce(
     chosen = choose(name)
     cache = Cache(Path(cells) if cells else default_folder())
     with _Bar() as bar:
-        done = run(chosen, size, cache, seconds=None if minutes is None else minutes * 60, tell=bar)
+        done = run(chosen, size, cache, seconds=None if minutes is None else minutes * 60, workers=workers, tell=bar)
     if out is not None:
         _draw(chosen, size, cache, Path(out))
     if json:

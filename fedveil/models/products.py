@@ -5,7 +5,8 @@ terms costs a kernel of its own; written out, it becomes part of the one that up
 
 Patches of a convolution are nine (or twenty-five) times as large as what they are made of, and moving them costs more than
 multiplying them. `half_patches` keeps them in bfloat16: inputs of products are rounded to eight bits, sums stay in float32.
-Gradients of single examples come out in float32, so that a clip bound holds for what is summed, whatever was rounded.
+Gradients of single examples are stored in bfloat16 then, too. Their norms are those of the rounded numbers, which are what
+is clipped and summed, and the clip leaves room for one more rounding: the bound holds whatever was rounded.
 """
 
 from __future__ import annotations
@@ -53,8 +54,11 @@ def back_product(x: Array, w: Array, g: Array) -> Array:
 
 
 def by_example(x: Array, g: Array) -> Array:
-    """[batch, positions, inputs], [batch, positions, outputs] → each example's gradient [batch, inputs, outputs]."""
-    return jnp.einsum("bpk,bpm->bkm", x, g.astype(x.dtype), preferred_element_type=g.dtype)
+    """[batch, positions, inputs], [batch, positions, outputs] → each example's gradient [batch, inputs, outputs].
+
+    In the type of `x`; the sums over positions are made in float32 at least.
+    """
+    return jnp.einsum("bpk,bpm->bkm", x, g.astype(x.dtype), preferred_element_type=x.dtype)
 
 
 def quick_linear(name: str, params: LayerParams, x: Array) -> Array:

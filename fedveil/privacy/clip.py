@@ -19,6 +19,7 @@ Tree = Any
 
 # The bound is kept after rounding too: factors are a hair smaller than bound / norm.
 _HAIR = 1.0 - 2.0**-20
+_HAIR_HALF = 1.0 - 2.0**-8  # where gradients were rounded to bfloat16: by at most 2⁻⁹ of each number
 
 
 def factor(norm: Array, bound: Array | float) -> Array:
@@ -34,7 +35,12 @@ def layer_norms(each: Params) -> dict[str, Array]:
 
 
 def _squares(layer: Tree) -> Array:
-    return jnp.stack([jnp.square(a).reshape(a.shape[0], -1).sum(axis=1) for a in jax.tree.leaves(layer)]).sum(axis=0)
+    return jnp.stack([_square(a).reshape(a.shape[0], -1).sum(axis=1) for a in jax.tree.leaves(layer)]).sum(axis=0)
+
+
+def _square(a: Array) -> Array:
+    """Squares in float32 at least."""
+    return jnp.square(a.astype(jnp.promote_types(a.dtype, jnp.float32)))
 
 
 def clip_examples(each: Params, bound: Array | float | dict[str, Array], scope: str) -> Params:
@@ -135,5 +141,5 @@ def _conv_gradient(params: LayerParams, x: Array, g: Array, bound: Array) -> Lay
     each: LayerParams = {"w": products.by_example(x, g)}
     if "b" in params:
         each["b"] = g.sum(axis=1)
-    scale = factor(jnp.sqrt(_squares(each)), bound)
-    return {name: _scaled(a, scale).sum(axis=0) for name, a in each.items()}
+    scale = factor(jnp.sqrt(_squares(each)), bound * _HAIR_HALF if each["w"].dtype == jnp.bfloat16 else bound)
+    return {name: _scaled(a.astype(g.dtype), scale).sum(axis=0) for name, a in each.items()}

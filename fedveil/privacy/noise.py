@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedveil.models.layers import Array
-from fedveil.privacy import secure
+from fedveil.privacy import pairs, secure
 
 Tree = Any
 
@@ -31,7 +31,9 @@ def laplace(key: Array, like: Tree, scale: Array | float) -> Tree:
 
 
 def _normal(key: Array, count: int, dtype: Any) -> Array:
-    return secure.gaussian(key, count, dtype) if secure.is_secure(key) else jax.random.normal(key, (count,), dtype)
+    if secure.is_secure(key):
+        return secure.gaussian(key, count, dtype)
+    return pairs.normal(key, count) if pairs.suits(key, dtype) else jax.random.normal(key, (count,), dtype)
 
 
 def _laplace(key: Array, count: int, dtype: Any) -> Array:

@@ -42,8 +42,10 @@ class Cache:
     def get(self, job: Job) -> dict[str, Any] | None:
         return self.rows.get(job.digest)
 
-    def put(self, job: Job, result: dict[str, Any], seconds: float, environment: dict[str, object]) -> dict[str, Any]:
-        """Stores a result with all that made it."""
+    def put(
+        self, job: Job, result: dict[str, Any], seconds: float, environment: dict[str, object], *, workers: int = 1
+    ) -> dict[str, Any]:
+        """Stores a result with all that made it; `workers`: how many cells were measured at a time."""
         row: dict[str, Any] = {
             "digest": job.digest,
             "kind": job.kind,
@@ -51,6 +53,7 @@ class Cache:
             "options": dict(job.options),
             "result": result,
             "seconds": round(seconds, 3),
+            "workers": workers,
             "device": environment.get("device"),
             "versions": environment.get("versions"),
         }

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any
 
 from fedveil.errors import FedveilError
 from fedveil.recipes.cache import Cache
 from fedveil.recipes.cell import Job, Recipe, Size
+
+TIMED = frozenset({"round-time", "noise-time", "noised-epoch"})  # kinds that measure time: never beside another cell
+Work = dict[str, tuple[str, Job]]  # digest: the first table that asks for it, and the job
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came of a cell, as it travels between processes."""
+
+    result: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    environment: dict[str, object] = field(default_factory=dict)
+    error: str | None = None
 
 
 @dataclass
@@ -21,17 +39,18 @@ class Progress:
     failed: dict[str, str] = field(default_factory=dict)  # digest: what went wrong
     spent: float = 0.0
     now: str = ""
+    workers: int = 1
 
     @property
     def left(self) -> float | None:
         """Seconds left if the cells to come take as long as those that were measured; None before the first."""
         measured = self.done - self.cached
-        return self.spent / measured * (self.total - self.done) if measured else None
+        return self.spent / measured * (self.total - self.done) / self.workers if measured else None
 
 
-def jobs_of(recipes: Iterable[Recipe], size: Size) -> dict[str, tuple[str, Job]]:
+def jobs_of(recipes: Iterable[Recipe], size: Size) -> Work:
     """All work of the recipes by digest: the name of the first table that asks for it, and the job."""
-    found: dict[str, tuple[str, Job]] = {}
+    found: Work = {}
     for recipe in recipes:
         for cell in recipe.cells(size):
             for job in cell.jobs():
@@ -45,33 +64,109 @@ def run(
     cache: Cache,
     *,
     seconds: float | None = None,
+    workers: int = 1,
     tell: Callable[[Progress], None] = lambda progress: None,
 ) -> Progress:
-    """Measures what the cache does not hold yet; stops before a new cell once `seconds` have passed.
+    """Measures what the cache does not hold yet; begins no new cell once `seconds` have passed.
 
-    A cell that fails is named and left out, and the others go on.
+    A cell that fails is named and left out, and the others go on. With several workers, cells are measured in so many
+    processes at a time; those that measure time come last, alone.
     """
+    work = jobs_of(recipes, size)
+    left = {digest: entry for digest, entry in work.items() if cache.get(entry[1]) is None}
+    progress = Progress(len(work), done=len(work) - len(left), cached=len(work) - len(left), workers=workers)
+    end = None if seconds is None else time.monotonic() + seconds
+    together = {d: entry for d, entry in left.items() if workers > 1 and entry[1].kind not in TIMED}
+    if together:
+        _in_processes(together, workers, cache, progress, end, tell)
+    _one_by_one({d: entry for d, entry in left.items() if d not in together}, cache, progress, end, tell)
+    tell(progress)
+    return progress
+
+
+def _one_by_one(
+    work: Work, cache: Cache, progress: Progress, end: float | None, tell: Callable[[Progress], None]
+) -> None:
+    """In this process."""
+    for digest, (name, job) in work.items():
+        if end is not None and time.monotonic() > end:
+            return
+        progress.now = _label(name, job)
+        tell(progress)
+        _take(digest, name, job, measured(job), cache, progress)
+
+
+def _in_processes(
+    work: Work, workers: int, cache: Cache, progress: Progress, end: float | None, tell: Callable[[Progress], None]
+) -> None:
+    """In `workers` processes, each with its share of the cores; a process that dies fails its cell alone."""
+    waiting = list(work.items())[::-1]
+    running: dict[Future[Measured], tuple[str, str, Job]] = {}
+    pools = [_pool(workers) for _ in range(workers)]
+    free = list(range(workers))
+    held: dict[Future[Measured], int] = {}
+    try:
+        while waiting or running:
+            while waiting and free and (end is None or time.monotonic() <= end):
+                digest, (name, job) = waiting.pop()
+                place = free.pop()
+                future = pools[place].submit(measured, job)
+                running[future], held[future] = (digest, name, job), place
+                progress.now = _label(name, job)
+                tell(progress)
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                (digest, name, job), place = running.pop(future), held.pop(future)
+                try:
+                    found = future.result()
+                except BrokenProcessPool:
+                    found = Measured(error="the process that measured it ended (out of memory, or killed)")
+                    pools[place] = _pool(workers)
+                free.append(place)
+                _take(digest, name, job, found, cache, progress)
+    finally:
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    """One process, begun afresh: a process that was forked cannot use JAX."""
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=share_machine, initargs=(workers,))
+
+
+def share_machine(workers: int) -> None:
+    """Gives this process its share of the cores, and of a GPU only what it uses. Before JAX is imported."""
+    if workers >= (os.cpu_count() or 1):
+        flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def measured(job: Job) -> Measured:
+    """One cell, in whatever process this is."""
     from fedveil.recipes.kinds import KINDS
     from fedveil.runs import environment
 
-    work = jobs_of(recipes, size)
-    progress = Progress(len(work))
-    started = time.monotonic()
-    for digest, (name, job) in work.items():
-        progress.now = f"{name} {' '.join(job.settings[:4])}"
-        if cache.get(job) is not None:
-            progress.done, progress.cached = progress.done + 1, progress.cached + 1
-            continue
-        if seconds is not None and time.monotonic() - started > seconds:
-            break
-        tell(progress)
-        begun = time.monotonic()
-        try:
-            result = KINDS[job.kind](job)
-            cache.put(job, result, time.monotonic() - begun, environment())
-        except FedveilError as error:
-            progress.failed[digest] = f"{name}: {error}"
-        progress.done += 1
-        progress.spent += time.monotonic() - begun
-    tell(progress)
-    return progress
+    begun = time.monotonic()
+    try:
+        result = KINDS[job.kind](job)
+    except FedveilError as error:
+        return Measured(error=str(error), seconds=time.monotonic() - begun)
+    return Measured(result, time.monotonic() - begun, environment())
+
+
+def _take(digest: str, name: str, job: Job, found: Measured, cache: Cache, progress: Progress) -> None:
+    """Keeps a result, or names the failure."""
+    if found.error is None:
+        alone = progress.workers == 1 or job.kind in TIMED
+        cache.put(job, found.result, found.seconds, found.environment, workers=1 if alone else progress.workers)
+    else:
+        progress.failed[digest] = f"{name}: {found.error}"
+    progress.done += 1
+    progress.spent += found.seconds
+
+
+def _label(name: str, job: Job) -> str:
+    return f"{name} {' '.join(job.settings[:4])}"
