@@ -183,6 +183,15 @@ def reproduction_page() -> str:
     return "\n".join([MADE, "", "# Reproduction", "", head, "", body])
 
 
+def reproduction_pictures() -> dict[str, str]:
+    """The figures of that page, by name in pictures/."""
+    from fedveil.recipes.cache import Cache
+    from fedveil.recipes.catalog import recipes
+    from fedveil.recipes.page import pictures
+
+    return pictures(recipes().values(), Cache(HERE / "data"))
+
+
 # --- performance.md
 
 
@@ -211,7 +220,7 @@ PAGES = {
 }
 
 if __name__ == "__main__":
-    for name, svg in performance_pictures().items():
+    for name, svg in {**reproduction_pictures(), **performance_pictures()}.items():
         (HERE / "pictures" / name).write_text(svg, encoding="utf-8")
     for page, make in PAGES.items():
         (HERE / page).write_text(make(), encoding="utf-8")

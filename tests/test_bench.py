@@ -1,6 +1,7 @@
 """The bench measures what it says: both sides, the same work, a ratio with its spread."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,10 +11,11 @@ from fedveil.bench.peers import opacus, torch_nets
 def test_round_bench_in_small(monkeypatch):
     from fedveil.bench import round as bench
 
-    monkeypatch.setattr(bench, "CASES", {"mlp": bench.CASES["mlp"]})
     lines = []
-    rows = bench.run(clients=3, steps=2, repeats=3, progress=lines.append)
-    peer = ["round/mlp/opacus"] if not opacus.missing() else []
+    monkeypatch.setattr(bench, "DEEP", {})
+    monkeypatch.setattr(bench, "CASES", {"mlp": replace(bench.CASES["mlp"], work=6)})
+    rows = bench.run(clients=(3,), repeats=3, progress=lines.append)
+    peer = [f"round/mlp/{side}" for side in ("opacus", "loop", "vmap")] if not opacus.missing() else []
     assert [row["name"] for row in rows] == ["round/mlp", "round/mlp/poisson", *peer]
     assert peer or any("pip install 'fedveil[bench]'" in line for line in lines)
     for row in rows:
@@ -29,10 +31,47 @@ def test_opacus_is_given_the_same_network():
     from fedveil.bench import round as bench
     from fedveil.models.build import build
 
-    for case in bench.CASES.values():
+    for case in (bench.CASES | bench.DEEP).values():
         net = build(case.model, case.shape, case.classes)
         ours = sorted(int(a.size) for a in jax.tree.leaves(net.init(jax.random.key(0))))
         assert sorted(p.numel() for p in torch_nets.sequential(net).parameters()) == ours
+
+
+def test_steps_of_pytorch_clip_and_follow_the_gradient():
+    """Without noise both ways make the step that our own clipped gradients make."""
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra [bench])")
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from fedveil.bench.peers import torch_round
+    from fedveil.models.build import Choices, build
+    from fedveil.privacy.clip import clip_examples
+    from fedveil.rounds.client import cross_entropy
+
+    net = build("mlp", (6,), 3, Choices(hidden=(5,)))
+    x, y = np.random.default_rng(0).random((4, 6), np.float32), np.arange(4) % 3
+    params = net.init(jax.random.key(0))
+    loss = lambda p, a, b: cross_entropy(net.apply(p, a[None]), b[None])[0]  # noqa: E731
+    each = jax.vmap(jax.grad(loss), (None, 0, 0))(params, jnp.asarray(x), jnp.asarray(y))
+    stepped = jax.tree.map(lambda p, g: p - 0.1 * g.sum(0) / 4, params, clip_examples(each, 0.05, "layerwise"))
+    wanted = [np.asarray(stepped[layer][key]).T for layer in net.named for key in ("w", "b")]
+
+    def start():
+        model = torch_nets.sequential(net)
+        ours = [np.asarray(params[layer][key]).T for layer in net.named for key in ("w", "b")]
+        with torch.no_grad():
+            for p, a in zip(model.parameters(), ours, strict=True):
+                p.copy_(torch.tensor(a.copy()))
+        return model
+
+    model, how = start(), {"clip": 0.05, "noise": 0.0, "lr": 0.1}
+    torch_round.loop_steps(model, x, y, 4, **how)(1)
+    together = torch_round.vmap_steps(start(), np.concatenate([x, x]), np.concatenate([y, y]), 2, 4, **how)
+    together(1)
+    for a, b, c in zip(model.parameters(), together.params.values(), wanted, strict=True):
+        np.testing.assert_allclose(a.detach().numpy(), c, atol=1e-6)
+        np.testing.assert_allclose(b.numpy(), np.stack([c, c]), atol=1e-6)
 
 
 def test_bench_prints_json_and_refuses_unknown_suites(monkeypatch, tmp_path, fedveil_cli):

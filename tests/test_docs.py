@@ -44,6 +44,11 @@ def test_generated_pages_are_fresh(page):
     assert (ROOT / "docs" / page).read_text(encoding="utf-8") == made, "run 'python docs/generate.py'"
 
 
+def test_generated_pictures_are_fresh():
+    for name, svg in generator().reproduction_pictures().items():
+        assert (ROOT / "docs" / "pictures" / name).read_text(encoding="utf-8") == svg, "run 'python docs/generate.py'"
+
+
 def commands():
     lines = [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
     return [line for line in lines if line.startswith("fedveil ")]

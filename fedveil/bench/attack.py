@@ -68,7 +68,7 @@ class Work:
 
 
 def run(
-    images: int = 64, repeats: int = 5, progress: Callable[[str], None] = lambda line: None
+    images: int = 100, repeats: int = 5, progress: Callable[[str], None] = lambda line: None
 ) -> list[dict[str, object]]:
     """The rows of the module's table; none without torch, and none of breaching without it."""
     absent = torch_attack.missing()

@@ -1,13 +1,20 @@
-"""What privacy costs in time, per client and local iteration: Fed-CDP over no defence, Poisson batches, Opacus.
+"""What privacy costs in time, per client and local iteration: Fed-CDP over no defence, Poisson batches, and other ways.
 
-All sides take turns in one process, on random data of the dataset's shape, after compilation. Each turn gives one ratio;
-the figure is their median, with the quartiles beside it. A ratio is ours over theirs: under 1 we are faster.
+All sides take turns in one process, on random data of the dataset's shape, after compilation. Each turn gives one ratio of
+seconds per client and local iteration; the figure is their median, with the quartiles beside it. A ratio is ours over
+theirs: under 1 we are faster. Theirs makes fewer steps in a turn where it takes clients one after another.
 
 | row | ours | theirs |
 |---|---|---|
-| `round/MODEL` | Fed-CDP, batches of fixed size | no defence, the same batches |
+| `round/MODEL` | Fed-CDP, 100 clients, batches of fixed size | no defence, the same batches |
 | `round/MODEL/poisson` | Fed-CDP, Poisson batches of that expected size | Fed-CDP, batches of fixed size |
 | `round/MODEL/opacus` | Fed-CDP, batches of fixed size | Opacus, the same clip and batches, one client after another |
+| `round/MODEL/loop` | likewise | PyTorch, one example after another |
+| `round/MODEL/vmap` | likewise | PyTorch, `vmap` over clients and over examples within |
+| `round/MODEL/opacus/KT` | Fed-CDP with KT clients | Opacus |
+
+PyTorch gets one thread or all, whichever is faster for the side at hand. `vmap` takes at most 100 clients at once, as many
+as fit its memory.
 """
 
 from __future__ import annotations
@@ -16,10 +23,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 
 from fedveil import api
-from fedveil.bench.peers import opacus
+from fedveil.bench.peers import opacus, torch_round
+from fedveil.bench.peers.torch_nets import sequential
 from fedveil.bench.rows import row
 from fedveil.data.arrays import from_arrays
 from fedveil.data.dataset import Dataset
@@ -27,49 +36,111 @@ from fedveil.models.build import build
 
 PRIVATE = {"name": "fed-cdp"}
 NONE = {"name": "none"}
+STEP = {"clip": 4.0, "noise": 6.0, "lr": 1e-4}
+MAIN = 100  # clients a round of the rows without a number
+CLIENTS = (10, MAIN, 1000)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model on one shape of data, at the batch size of fed-cdp's Table I."""
+    """One model on one shape of data, at the batch size of fed-cdp's Table I; `work`: client iterations in a turn."""
 
     model: str
     shape: tuple[int, ...]
     classes: int
     batch: int
+    work: int = 2000
 
 
 CASES = {
     "cnn": Case("cnn", (28, 28, 1), 10, 5),
     "lenet": Case("lenet-cpl", (32, 32, 3), 62, 3),
-    "mlp": Case("mlp", (105,), 2, 3),
+    "mlp": Case("mlp", (105,), 2, 3, 20_000),
 }
+DEEP = {"resnet20": Case("resnet20", (32, 32, 3), 10, 4, 100)}
+CARD = 50  # times the work, on a graphics card
+Side = Callable[[int], float]
 
 
 def run(
-    clients: int = 20, steps: int = 20, repeats: int = 7, progress: Callable[[str], None] = lambda line: None
+    clients: tuple[int, ...] = CLIENTS, repeats: int = 7, progress: Callable[[str], None] = lambda line: None
 ) -> list[dict[str, object]]:
     """The rows of the module's table, for every model."""
     absent = opacus.missing()
     if absent:
-        progress(f"bench round: no comparison with Opacus, {absent} is not installed: pip install 'fedveil[bench]'")
+        progress(f"bench round: no comparison with PyTorch, {absent} is not installed: pip install 'fedveil[bench]'")
     rows = []
-    for name, case in CASES.items():
-        progress(f"bench round: {name}")
-        data = random_data(case, clients)
-        sides = {
-            "private": rounds(case, data, clients, steps, PRIVATE, "shuffle"),
-            "plain": rounds(case, data, clients, steps, NONE, "shuffle"),
-            "poisson": rounds(case, data, clients, steps, PRIVATE, "poisson"),
-        }
-        if not absent:
-            sides["opacus"] = _opacus(case, data, clients * steps)
-        seconds = take_turns(sides, repeats)
-        pairs = {"": ("private", "plain"), "/poisson": ("poisson", "private"), "/opacus": ("private", "opacus")}
-        for tail, (ours, theirs) in pairs.items():
-            if theirs in seconds:
-                rows.append(row(f"round/{name}{tail}", seconds[ours], seconds[theirs], clients * steps))
+    for name, case in (CASES | DEEP).items():
+        for count in clients if case.model != "resnet20" else (10,):
+            progress(f"bench round: {name}, {count} clients")
+            rows += _measured(name, case, count, count == MAIN or count == clients[0] == clients[-1], absent, repeats)
     return rows
+
+
+def _measured(name: str, case: Case, clients: int, main: bool, absent: str, repeats: int) -> list[dict[str, object]]:
+    """The rows of one model at one number of clients; `main`: against all sides."""
+    main = main or case.model == "resnet20"
+    steps = max(2, case.work * (CARD if jax.default_backend() == "gpu" else 1) // clients)
+    data = random_data(case, clients)
+    sides = {"private": per_step(rounds(case, data, clients, steps, PRIVATE, "shuffle"), clients * steps)}
+    if main:
+        sides["plain"] = per_step(rounds(case, data, clients, steps, NONE, "shuffle"), clients * steps)
+        sides["poisson"] = per_step(rounds(case, data, clients, steps, PRIVATE, "poisson"), clients * steps)
+    if not absent:
+        sides |= _peers(case, data, clients, main)
+    seconds = take_turns(sides, repeats)
+    pairs = {"": ("private", "plain"), "/poisson": ("poisson", "private")}
+    pairs |= {f"/{peer}": ("private", peer) for peer in ("opacus", "loop", "vmap")}
+    tail = "" if main else f"/{clients}"
+    return [
+        row(f"round/{name}{kind}{tail}", seconds[ours], seconds[theirs])
+        for kind, (ours, theirs) in pairs.items()
+        if theirs in seconds and ours in seconds
+    ]
+
+
+def per_step(play: Side, count: int) -> Side:
+    """Seconds per client iteration of a side whose turn makes `count` of them."""
+    return lambda number: play(number) / count
+
+
+def _peers(case: Case, data: Dataset, clients: int, main: bool) -> dict[str, Side]:
+    """PyTorch's ways to the same work."""
+    net, x, y = build(case.model, case.shape, case.classes), data.train.x, data.train.y
+    device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    few = max(10, case.work // 20)
+    one_by_one = opacus.private_steps(net, x, y, case.batch, device=device, **STEP)
+    sides = {"opacus": _with_threads(lambda count: one_by_one(count) / count, few)}
+    if main:
+        loop = torch_round.loop_steps(sequential(net), x, y, case.batch, device=device, **STEP)
+        sides["loop"] = _with_threads(lambda count: loop(count) / count, max(4, few // 4))
+        together = min(clients, MAIN)
+        wide = torch_round.vmap_steps(sequential(net), x, y, together, case.batch, device=device, **STEP)
+        sides["vmap"] = _with_threads(lambda count: wide(count) / (count * together), max(2, few // together))
+    return sides
+
+
+def _with_threads(steps: Callable[[int], float], count: int) -> Side:
+    """A side that makes `count` steps with as many threads as make it faster, one or all."""
+    import torch
+
+    every = torch.get_num_threads()
+    seconds = {}
+    for threads in (every, 1):
+        torch.set_num_threads(threads)
+        steps(2)
+        seconds[threads] = steps(max(2, count // 4))
+    best = min(seconds, key=lambda threads: seconds[threads])
+    torch.set_num_threads(every)
+
+    def play(number: int) -> float:
+        torch.set_num_threads(best)
+        try:
+            return steps(count)
+        finally:
+            torch.set_num_threads(every)
+
+    return play
 
 
 def random_data(case: Case, clients: int) -> Dataset:
@@ -118,12 +189,6 @@ def play_rounds(settings: dict[str, object], data: Dataset) -> Callable[[int], f
         return time.perf_counter() - started - (simulator.compile_seconds - compiled)
 
     return play
-
-
-def _opacus(case: Case, data: Dataset, count: int) -> Callable[[int], float]:
-    net = build(case.model, case.shape, case.classes)
-    steps = opacus.private_steps(net, data.train.x, data.train.y, case.batch, clip=4.0, noise=6.0, lr=1e-4)
-    return lambda number: steps(count)
 
 
 def take_turns(sides: dict[str, Callable[[int], float]], repeats: int) -> dict[str, list[float]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from fedveil.recipes.cache import Cache
 from fedveil.recipes.cell import FULL, QUICK, Measure, Recipe, Size
 from fedveil.recipes.published import claims_of
-from fedveil.recipes.table import Entry, entries, number
+from fedveil.recipes.table import Entry, chart, entries, number
 from fedveil.report.tables import table_markdown
 
 
@@ -34,16 +34,35 @@ def section(recipe: Recipe, cache: Cache) -> list[str]:
     whole = all(entry.seeds for entry in entries(recipe, FULL, cache))
     for size in sizes[:1] if whole else sizes:
         lines += _size(recipe, size, cache)
+    if _drawn(recipe, cache) is not None:
+        lines += [f"![{recipe.title}](pictures/{picture_of(recipe)})", ""]
     if recipe.why:
         lines += [f"Why they differ: {recipe.why}.", ""]
     return lines
+
+
+def picture_of(recipe: Recipe) -> str:
+    """The file name of a recipe's figure."""
+    return f"{recipe.name.replace('/', '-')}.svg"
+
+
+def pictures(recipes: Iterable[Recipe], cache: Cache) -> dict[str, str]:
+    """The figures by file name."""
+    drawn = {picture_of(recipe): _drawn(recipe, cache) for recipe in recipes}
+    return {name: svg for name, svg in drawn.items() if svg is not None}
+
+
+def _drawn(recipe: Recipe, cache: Cache) -> str | None:
+    """At the paper's size, unless more was measured at the quick one."""
+    measured = {size: sum(entry.seeds > 0 for entry in entries(recipe, size, cache)) for size in (FULL, QUICK)}
+    return chart(recipe, max(measured, key=lambda size: measured[size]), cache)
 
 
 def _size(recipe: Recipe, size: Size, cache: Cache) -> list[str]:
     found = entries(recipe, size, cache)
     devices = sorted({entry.device for entry in found if entry.device})
     said = "The paper's size" if size.full else f"Quick size ({recipe.quick})"
-    lines = [f"{said}, on {', '.join(devices)}. Measured, with its interval; published in brackets.", ""]
+    lines = [f"{said}, on {', '.join(devices)}. Measured, with its interval; in brackets published, and the gap.", ""]
     told = {(entry.row, entry.measure.key) for entry in found if _tells(entry)}
     anywhere = {row for row, _ in told}
     for measure in recipe.measures:
@@ -81,4 +100,7 @@ def _text(entry: Entry | None) -> str:
         text = number(entry.measured, digits)
     if entry.low is not None and entry.measured is not None:
         text += f" [{number(entry.low, digits)}, {number(entry.high, digits)}]"
-    return text if entry.published is None else f"{text} ({number(entry.published, digits)})"
+    if entry.published is None:
+        return text
+    gap = "" if entry.gap is None else f"; {'−' if entry.gap < 0 else '+'}{number(abs(entry.gap), digits)}"
+    return f"{text} ({number(entry.published, digits)}{gap})"

@@ -10,6 +10,8 @@ from fedveil.recipes.cache import Cache
 from fedveil.recipes.cell import Cell, Measure, Recipe, Size
 from fedveil.recipes.published import value_of
 
+RATES = frozenset({"accuracy", "test", "success_rate", "believed_rate", "label_success_rate", "auc"})
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -57,7 +59,7 @@ def _entry(recipe: Recipe, cell: Cell, measure: Measure, cache: Cache) -> Entry:
     rows = [row for row in (cache.get(job) for job in cell.jobs()) if row is not None]
     values = [v for v in (reach(row["result"], measure.key) for row in rows) if v is not None]
     mean = sum(values) / len(values) if values else None
-    low, high = _interval(values) if len(values) > 1 else _own_interval(rows, measure)
+    low, high = _interval(values, measure.key in RATES) if len(values) > 1 else _own_interval(rows, measure)
     return Entry(
         cell.row,
         cell.column,
@@ -84,14 +86,14 @@ def reach(result: dict[str, Any], key: str) -> float | None:
     return float(value)
 
 
-def _interval(values: list[float]) -> tuple[float | None, float | None]:
-    """Student's 95 % interval of the mean over seeds."""
+def _interval(values: list[float], rate: bool) -> tuple[float | None, float | None]:
+    """Student's 95 % interval of the mean over seeds; that of a rate ends at 0 and 1."""
     from scipy.stats import t as student
 
     count, mean = len(values), sum(values) / len(values)
     spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (count - 1))
     half = float(student.ppf(0.975, count - 1)) * spread / math.sqrt(count)
-    return mean - half, mean + half
+    return (max(0.0, mean - half), min(1.0, mean + half)) if rate else (mean - half, mean + half)
 
 
 def _own_interval(rows: list[dict[str, Any]], measure: Measure) -> tuple[float | None, float | None]:

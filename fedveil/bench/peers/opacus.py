@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedveil.bench.peers.torch_nets import sequential
+from fedveil.bench.peers.torch_round import tensors
 from fedveil.models.net import Net
 
 
@@ -25,17 +26,15 @@ def missing() -> str:
 
 
 def private_steps(
-    net: Net, x: np.ndarray, y: np.ndarray, batch: int, clip: float, noise: float, lr: float
+    net: Net, x: np.ndarray, y: np.ndarray, batch: int, clip: float, noise: float, lr: float, device: str = "cpu"
 ) -> Callable[[int], float]:
     """A function that makes so many private steps and says how many seconds they took. x: [count, ...] as we hold it."""
     import torch
     from opacus import GradSampleModule
     from opacus.optimizers import DPPerLayerOptimizer
 
-    # Images come channels first there.
-    inputs = torch.tensor(np.moveaxis(x, -1, 1).copy() if x.ndim == 4 else x)
-    labels = torch.tensor(y.astype(np.int64))
-    model = GradSampleModule(sequential(net))
+    inputs, labels = tensors(torch, x, y, device)
+    model = GradSampleModule(sequential(net).to(device))
     plain = torch.optim.SGD(model.parameters(), lr=lr)
     bounds = [clip] * sum(1 for _ in model.parameters())
     optimizer = DPPerLayerOptimizer(plain, noise_multiplier=noise, max_grad_norm=bounds, expected_batch_size=batch)
@@ -51,6 +50,8 @@ def private_steps(
                 optimizer.zero_grad()
                 loss_of(model(inputs[at : at + batch]), labels[at : at + batch]).backward()
                 optimizer.step()
+        if device == "cuda":
+            torch.cuda.synchronize()
         return time.perf_counter() - started
 
     return steps

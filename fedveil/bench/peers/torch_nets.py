@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedveil.models.layers import Activation, Conv, Dense, Flatten, Layer, Pool, Shape
+from fedveil.models.layers import (
+    Activation,
+    Conv,
+    Dense,
+    Flatten,
+    GroupNorm,
+    Layer,
+    MeanOverPositions,
+    Pool,
+    Residual,
+    Shape,
+)
 from fedveil.models.net import Net
 
 
@@ -12,8 +23,12 @@ def sequential(net: Net) -> Any:
     """The same network in torch. Only the layers that the benchmarked models have."""
     import torch
 
-    made, shape = [], net.input_shape
-    for layer in net.layers:
+    return _row(torch, net.layers, net.input_shape)
+
+
+def _row(torch: Any, layers: tuple[Layer, ...], shape: Shape) -> Any:
+    made = []
+    for layer in layers:
         made.append(_module(torch, layer, shape))
         shape = layer.out_shape(shape)
     return torch.nn.Sequential(*made)
@@ -32,4 +47,27 @@ def _module(torch: Any, layer: Layer, shape: Shape) -> Any:
             return {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}[layer.kind]()
         case Flatten():
             return nn.Flatten()
+        case GroupNorm():
+            return nn.GroupNorm(layer.groups, shape[-1])
+        case MeanOverPositions():
+            return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        case Residual():
+            return _residual(torch, _row(torch, layer.body, shape))
     raise TypeError(f"no torch module is known for {type(layer).__name__}")
+
+
+def _residual(torch: Any, body: Any) -> Any:
+    """`body(x) + shortcut(x)`, the shortcut as in our own `Residual`."""
+
+    class Shortcut(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = body
+
+        def forward(self, x: Any) -> Any:
+            y = self.body(x)
+            stride = -(-x.shape[2] // y.shape[2])
+            short = x[:, :, ::stride, ::stride]
+            return y + torch.nn.functional.pad(short, (0, 0, 0, 0, 0, y.shape[1] - short.shape[1]))
+
+    return Shortcut()
