@@ -133,6 +133,11 @@ def collect(rule: ServerRule, so_far: Sum, answers: Answers) -> Sum:
     )
 
 
+def joined(one: Sum, other: Sum) -> Sum:
+    """The sum over the clients of both."""
+    return jax.tree.map(jnp.add, one, other)
+
+
 def _like(flag: Array, a: Array) -> Array:
     return flag.reshape(flag.shape + (1,) * (a.ndim - 1))
 
