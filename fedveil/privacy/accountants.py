@@ -73,7 +73,7 @@ def epsilon(rounds: tuple[tuple[Round, int], ...], delta: float, accountant: str
         return None
     if any(_faint(one) for one, _ in rounds):
         return _rdp(rounds, left)
-    found = _pld(rounds, left, _grid(_rdp([(_simpler(one), times) for one, times in rounds], left)))
+    found = _pld(rounds, left, grid_for(_rdp([(_simpler(one), times) for one, times in rounds], left)))
     return _rdp(rounds, left) if found is None else found  # where losses run off the grid
 
 
@@ -93,7 +93,7 @@ def _simpler(one: Round) -> Round:
     return replace(one, replace=False, noise=tuple((p, z / 2.0) for p, z in one.noise))
 
 
-def _grid(rough: float | None) -> float:
+def grid_for(rough: float | None) -> float:
     """The width of the grid of losses: fine enough for three digits, and no finer."""
     if rough is None or not math.isfinite(rough) or rough <= 0:
         return 1e-4

@@ -142,4 +142,12 @@ def _conv_gradient(params: LayerParams, x: Array, g: Array, bound: Array) -> Lay
     if "b" in params:
         each["b"] = g.sum(axis=1)
     scale = factor(jnp.sqrt(_squares(each)), bound * _HAIR_HALF if each["w"].dtype == jnp.bfloat16 else bound)
-    return {name: _scaled(a.astype(g.dtype), scale).sum(axis=0) for name, a in each.items()}
+    return {name: _weighted_sum(a.astype(g.dtype), scale) for name, a in each.items()}
+
+
+def _weighted_sum(each: Array, scale: Array) -> Array:
+    """The sum of what `_scaled` gives. On a graphics card it becomes part of the update; elsewhere a product is quicker."""
+    if jax.default_backend() == "gpu":
+        return _scaled(each, scale).sum(axis=0)
+    kept = jnp.where(scale.reshape(scale.shape + (1,) * (each.ndim - 1)) > 0, each, 0.0)
+    return jnp.tensordot(scale, kept, axes=1)

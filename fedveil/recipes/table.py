@@ -138,7 +138,8 @@ def number(value: float | str | None, digits: int) -> str:
         return "–"
     if isinstance(value, str):
         return value
-    return f"{value:.{digits}g}" if abs(value) < 10 ** (-digits) and value else f"{value:.{digits}f}"
+    tiny = 1e-12 < abs(value) < 10 ** (-digits)  # below that it is rounding
+    return f"{value:.{digits}g}" if tiny else f"{value:.{digits}f}"
 
 
 def cells_of(entry: Entry) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import cache, partial, wraps
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -115,7 +116,7 @@ class Programs:
         shapes = tuple((np.shape(a), a.dtype if hasattr(a, "dtype") else type(a)) for a in jax.tree.leaves(args))
         if shapes not in self.programs:
             started = time.monotonic()
-            self.programs[shapes] = self.jitted.lower(*args).compile()
+            self.programs[shapes] = self.jitted.lower(*args).compile(compiler_options=_options())
             self.owner.compile_seconds += time.monotonic() - started
         return self.programs[shapes]
 
@@ -477,6 +478,20 @@ def auto_chunk(task: Task, dataset: Dataset) -> int:
     if jax.default_backend() == "cpu":
         return 5 if values > 300_000 else 10
     return int(max(1, min(250, 8e9 // (4 * values))))
+
+
+@cache
+def _options() -> dict[str, int]:
+    """For the compiler: the widest vectors that a CPU has. Threefry's rounds take 0.6 of the time with them."""
+    wide = jax.default_backend() == "cpu" and "avx512f" in _processor()
+    return {"xla_cpu_prefer_vector_width": 512} if wide else {}
+
+
+def _processor() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _cores() -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 from fedveil.config import load
 from fedveil.recipes import kinds
 from fedveil.recipes.cell import FULL, KIND_VERSIONS, QUICK
 from fedveil.recipes.published import published
+from fedveil.recipes.run import Measured
 
 
 def config_of(cell):
@@ -30,3 +32,10 @@ def check_places(recipe):
     assert entry["source"] and entry["claims"] and all(entry["claims"])
     assert {(cell["row"], cell["column"]) for cell in entry["cells"]} <= full
     return entry
+
+
+def dies_at_five(job):
+    """Stands in for `run.measured`: ends its process at one cell."""
+    if "defense.noise=5.0" in job.settings:
+        os._exit(1)
+    return Measured({"rounds": 2}, 0.1, {})

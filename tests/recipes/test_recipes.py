@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import recipe_checks
 
 from fedveil.config import for_attack, load, resolve
 from fedveil.errors import ConfigError
@@ -151,3 +152,29 @@ def test_a_result_is_stored_with_all_that_made_it(counted, tmp_path):
     row = json.loads((tmp_path / "cells.jsonl").read_text())
     assert {"digest", "kind", "settings", "options", "result", "seconds", "device", "versions"} <= set(row)
     assert "train.seed=0" in row["settings"] and row["versions"]["jax"]
+
+
+def accounts(count):
+    """Cells that cost little: accounts of some noises."""
+    settings = ("data.name=digits", "defense.name=fed-cdp", "train.rounds=2", "train.local_steps=1")
+    made = [Cell("ε", f"{z}", "ledger", (*settings, f"defense.noise={z}.0")) for z in range(4, 4 + count)]
+    return Recipe("fed-cdp/table-6", "t", lambda size: made, (Measure("rounds", "rounds"),), "q")
+
+
+def test_several_processes_find_what_one_finds(tmp_path):
+    alone, together = Cache(tmp_path / "a"), Cache(tmp_path / "b")
+    assert run.run([accounts(3)], QUICK, alone).done == 3
+    told = []
+    done = run.run([accounts(3)], QUICK, together, workers=2, tell=lambda p: told.append(p.done))
+    assert done.done == 3 and not done.failed and told[-1] == 3
+    assert {d: r["result"] for d, r in together.rows.items()} == {d: r["result"] for d, r in alone.rows.items()}
+    assert {r["workers"] for r in together.rows.values()} == {2} and {r["workers"] for r in alone.rows.values()} == {1}
+    again = run.run([accounts(3)], QUICK, together, workers=2)
+    assert again.cached == 3 and again.spent == 0
+
+
+def test_a_process_that_dies_fails_its_cell_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "measured", recipe_checks.dies_at_five)
+    done = run.run([accounts(3)], QUICK, Cache(tmp_path), workers=2)
+    assert done.done == 3 and len(done.failed) == 1
+    assert "the process that measured it ended" in next(iter(done.failed.values()))

@@ -218,3 +218,29 @@ def test_secure_aggregation_closes_the_server_tap():
     federation = fedveil.federation({"model": {"name": "logistic"}, "train": {"secure_aggregation": True}})
     with pytest.raises(RunError, match="sums only"):
         federation.simulator.observe(federation.simulator.start(), 0, 0, frozenset({"server"}))
+
+
+def test_chunks_side_by_side_give_the_sum_of_chunks_in_turn():
+    """To the last bit, whoever is done first; and losses and counts are those of all clients."""
+    settings = {
+        "data": {"partition": "iid", "clients": 11},
+        "model": {"name": "mlp", "hidden": [8]},
+        "train": {"rounds": 3, "per_round": 11, "local_steps": 2, "batch": 4},
+        "defense": {"name": "fed-cdp", "noise": 0.1},
+        "speed": {"chunk": 2},
+    }
+
+    def played(lanes):
+        simulator = fedveil.federation(settings).simulator
+        simulator.lanes = lanes
+        state, rows = simulator.start(), []
+        for number in range(3):
+            state, report = simulator.round(state, number)
+            rows.append(report.row())
+        return jax.device_get(state.params), rows
+
+    alone, rows = played(1)
+    for lanes in (2, 5):
+        together, others = played(lanes)
+        jax.tree.map(np.testing.assert_array_equal, together, alone)
+        assert others == rows and rows[0]["clients"] == 11

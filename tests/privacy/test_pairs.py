@@ -1,0 +1,74 @@
+"""Normal numbers in pairs: the generator gives the published words, the numbers follow the law, and no two are related."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedveil.privacy import noise, pairs
+
+COUNT = 1_000_001
+
+
+# Known answers of Threefry-2x32 with 20 rounds, as published with the generator: key, counter, words.
+@pytest.mark.parametrize(
+    ("key", "counter", "words"),
+    [
+        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+        ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
+        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
+    ],
+)
+def test_threefry_gives_its_known_answers(key, counter, words):
+    got = pairs.threefry(jnp.asarray(key, jnp.uint32), jnp.asarray([counter[0]], jnp.uint32), counter[1])
+    assert tuple(int(w[0]) for w in got) == words
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return np.asarray(jax.jit(pairs.normal, static_argnums=1)(jax.random.key(7), COUNT), np.float64)
+
+
+def test_the_law_is_normal(drawn):
+    assert drawn.shape == (COUNT,) and np.isfinite(drawn).all()
+    for power, mean, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs((drawn**power).mean() - mean) < 5 * np.sqrt(variance / COUNT)
+    assert stats.kstest(drawn, "norm").pvalue > 1e-4
+    beyond = np.count_nonzero(np.abs(drawn) > 4)
+    assert abs(beyond - COUNT * 2 * stats.norm.sf(4)) < 5 * np.sqrt(COUNT * 2 * stats.norm.sf(4))
+
+
+def test_the_two_of_a_pair_are_independent(drawn):
+    half = (COUNT + 1) // 2
+    x, y = drawn[: half - 1], drawn[half:]
+    limit = 5 / np.sqrt(half)
+    assert abs(np.corrcoef(x, y)[0, 1]) < limit
+    assert abs(np.corrcoef(x**2, y**2)[0, 1]) < limit
+    angle = np.arctan2(y, x)
+    assert stats.kstest(angle, stats.uniform(-np.pi, 2 * np.pi).cdf).pvalue > 1e-4
+
+
+def test_keys_draw_apart_and_the_same_key_the_same():
+    draw = jax.jit(jax.vmap(lambda key: pairs.normal(key, 4001)))
+    keys = jax.random.split(jax.random.key(0), 3)
+    first = np.asarray(draw(keys))
+    np.testing.assert_array_equal(first, np.asarray(draw(keys)))
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        assert abs(np.corrcoef(first[a], first[b])[0, 1]) < 5 / np.sqrt(4001)
+    np.testing.assert_array_equal(first[1], np.asarray(pairs.normal(keys[1], 4001)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_numbers(count):
+    assert pairs.normal(jax.random.key(1), count).shape == (count,)
+
+
+def test_noise_takes_pairs_in_float32_and_the_librarys_own_draw_in_float64():
+    key = jax.random.key(3)
+    like = {"a": jnp.zeros((3, 5), jnp.float32)}
+    single = noise.gaussian(key, like, 2.0)["a"].ravel()
+    np.testing.assert_allclose(single, 2.0 * pairs.normal(key, 15), rtol=1e-6)
+    with jax.enable_x64(True):
+        double = noise.gaussian(key, {"a": jnp.zeros(15, jnp.float64)}, 2.0)["a"]
+        np.testing.assert_allclose(double, 2.0 * jax.random.normal(key, (15,), jnp.float64))
