@@ -102,7 +102,7 @@ def _in_processes(
     """In `workers` processes, each with its share of the cores; a process that dies fails its cell alone."""
     waiting = list(work.items())[::-1]
     running: dict[Future[Measured], tuple[str, str, Job]] = {}
-    pools = [_pool(workers) for _ in range(workers)]
+    pools = [_pool(place, workers) for place in range(workers)]
     free = list(range(workers))
     held: dict[Future[Measured], int] = {}
     try:
@@ -122,7 +122,7 @@ def _in_processes(
                     found = future.result()
                 except BrokenProcessPool:
                     found = Measured(error="the process that measured it ended (out of memory, or killed)")
-                    pools[place] = _pool(workers)
+                    pools[place] = _pool(place, workers)
                 free.append(place)
                 _take(digest, name, job, found, cache, progress)
     finally:
@@ -130,18 +130,19 @@ def _in_processes(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _pool(workers: int) -> ProcessPoolExecutor:
+def _pool(place: int, workers: int) -> ProcessPoolExecutor:
     """One process, begun afresh: a process that was forked cannot use JAX."""
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=share_machine, initargs=(workers,))
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=share_machine, initargs=(place, workers))
 
 
-def share_machine(workers: int) -> None:
-    """Gives this process its share of the cores, and of a GPU only what it uses. Before JAX is imported."""
-    if workers >= (os.cpu_count() or 1):
-        flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+def share_machine(place: int, workers: int) -> None:
+    """Gives worker number `place` its share of the cores, and of a GPU only what it uses. Before JAX is imported."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        share = max(1, len(cores) // workers)
+        first = place * share % len(cores)
+        os.sched_setaffinity(0, cores[first : first + share])
 
 
 def measured(job: Job) -> Measured:
