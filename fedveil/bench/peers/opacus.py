@@ -28,7 +28,10 @@ def missing() -> str:
 def private_steps(
     net: Net, x: np.ndarray, y: np.ndarray, batch: int, clip: float, noise: float, lr: float, device: str = "cpu"
 ) -> Callable[[int], float]:
-    """A function that makes so many private steps and says how many seconds they took. x: [count, ...] as we hold it."""
+    """A function that makes so many private steps and says how many seconds they took; its `model` is what it trains.
+
+    x: [count, ...] as we hold it.
+    """
     import torch
     from opacus import GradSampleModule
     from opacus.optimizers import DPPerLayerOptimizer
@@ -54,4 +57,5 @@ def private_steps(
             torch.cuda.synchronize()
         return time.perf_counter() - started
 
+    steps.model = model  # type: ignore[attr-defined]
     return steps

@@ -93,7 +93,8 @@ def test_fed_cdp_hides_them_and_keeps_its_certificate(fed_cdp, noised, name):
     proof = membership.certificate(fed_cdp, "release", noised.not_finite)
     assert proof.epsilon == pytest.approx(0.205, abs=0.01) and proof.unit == "example"
     found = judged(noised, name, proof)
-    assert found["interval"][0] <= 0.5 <= found["interval"][1]
+    most = 0.5 + 0.5 * np.tanh(proof.epsilon / 2)  # the AUC of the best test that (ε, 0)-DP leaves, 0.551 here
+    assert found["interval"][0] <= most and found["auc"] < 0.6  # by heart: above 0.6; ten seeds gave 0.47 to 0.55
     assert max(found["beyond"].values()) <= 0 and found["epsilon_low"] <= proof.epsilon
 
 
