@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedveil.bench.peers import opacus, torch_nets
+from fedveil.bench.peers import flower_round, opacus, torch_nets
 
 
 def test_round_bench_in_small(monkeypatch):
@@ -16,6 +16,7 @@ def test_round_bench_in_small(monkeypatch):
     monkeypatch.setattr(bench, "CASES", {"mlp": replace(bench.CASES["mlp"], work=6)})
     rows = bench.run(clients=(3,), repeats=3, progress=lines.append)
     peer = [f"round/mlp/{side}" for side in ("opacus", "loop", "vmap")] if not opacus.missing() else []
+    peer += ["round/mlp/flower"] if peer and not flower_round.missing() else []
     assert [row["name"] for row in rows] == ["round/mlp", "round/mlp/poisson", *peer]
     assert peer or any("pip install 'fedveil[bench]'" in line for line in lines)
     for row in rows:
@@ -35,6 +36,28 @@ def test_opacus_is_given_the_same_network():
         net = build(case.model, case.shape, case.classes)
         ours = sorted(int(a.size) for a in jax.tree.leaves(net.init(jax.random.key(0))))
         assert sorted(p.numel() for p in torch_nets.sequential(net).parameters()) == ours
+
+
+def test_rounds_of_flower_average_what_its_clients_trained():
+    pytest.importorskip("opacus", reason="opacus is not installed (extra [bench])")
+    pytest.importorskip("ray", reason="Flower's simulation is not installed (extra [bench])")
+    import numpy as np
+
+    from fedveil.models.build import Choices, build
+
+    net = build("mlp", (6,), 3, Choices(hidden=(5,)))
+    x, y = np.random.default_rng(0).random((8, 6), np.float32), np.arange(8) % 3
+    how = {"clip": 0.05, "noise": 0.0, "lr": 0.1}
+    start = flower_round._first(net)
+    alone = [flower_round._trained(net, start, x[at : at + 4], y[at : at + 4], 2, 2, **how) for at in (0, 4)]
+    assert not np.allclose(alone[0][0], alone[1][0])
+    found = []
+    flower_round.in_simulation(
+        net, x, y, 2, 2, 2, **how, start=start, turns=lambda play: found.extend([play(0), play.values])
+    )
+    assert found[0] > 0
+    for mean, *each in zip(found[1], *alone, strict=True):
+        np.testing.assert_allclose(mean, np.mean(each, axis=0), atol=1e-6)
 
 
 def test_steps_of_pytorch_clip_and_follow_the_gradient():

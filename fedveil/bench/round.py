@@ -11,10 +11,11 @@ theirs: under 1 we are faster. Theirs makes fewer steps in a turn where it takes
 | `round/MODEL/opacus` | Fed-CDP, batches of fixed size | Opacus, the same clip and batches, one client after another |
 | `round/MODEL/loop` | likewise | PyTorch, one example after another |
 | `round/MODEL/vmap` | likewise | PyTorch, `vmap` over clients and over examples within |
+| `round/MODEL/flower` | likewise | Flower's simulation, a process for each core, Opacus in its clients |
 | `round/MODEL/opacus/KT` | Fed-CDP with KT clients | Opacus |
 
 PyTorch gets one thread or all, whichever is faster for the side at hand. `vmap` takes at most 100 clients at once, as many
-as fit its memory.
+as fit its memory. Flower is compared on processors alone, not with ResNet-20.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import jax
 import numpy as np
 
 from fedveil import api
-from fedveil.bench.peers import opacus, torch_round
+from fedveil.bench.peers import flower_round, opacus, torch_round
 from fedveil.bench.peers.torch_nets import sequential
 from fedveil.bench.rows import row
 from fedveil.data.arrays import from_arrays
@@ -69,6 +70,8 @@ def run(
     absent = opacus.missing()
     if absent:
         progress(f"bench round: no comparison with PyTorch, {absent} is not installed: pip install 'fedveil[bench]'")
+    elif flower_round.missing():
+        progress(f"bench round: no comparison with Flower, {flower_round.missing()} is not installed")
     rows = []
     for name, case in (CASES | DEEP).items():
         for count in clients if case.model != "resnet20" else (10,):
@@ -92,11 +95,30 @@ def _measured(name: str, case: Case, clients: int, main: bool, absent: str, repe
     pairs = {"": ("private", "plain"), "/poisson": ("poisson", "private")}
     pairs |= {f"/{peer}": ("private", peer) for peer in ("opacus", "loop", "vmap")}
     tail = "" if main else f"/{clients}"
-    return [
+    rows = [
         row(f"round/{name}{kind}{tail}", seconds[ours], seconds[theirs])
         for kind, (ours, theirs) in pairs.items()
         if theirs in seconds and ours in seconds
     ]
+    if main and case.model != "resnet20" and not (absent or flower_round.missing()) and jax.default_backend() == "cpu":
+        rows.append(_against_flower(name, case, data, clients, steps, sides["private"], repeats))
+    return rows
+
+
+def _against_flower(
+    name: str, case: Case, data: Dataset, clients: int, steps: int, private: Side, repeats: int
+) -> dict[str, object]:
+    """The row of Flower's simulation, whose server takes turns with ours."""
+    net = build(case.model, case.shape, case.classes)
+    seconds: dict[str, list[float]] = {}
+
+    def turns(play: Side) -> None:
+        seconds.update(take_turns({"private": private, "flower": per_step(play, clients * steps)}, repeats))
+
+    flower_round.in_simulation(
+        net, data.train.x, data.train.y, clients, case.batch, steps, start=None, turns=turns, **STEP
+    )
+    return row(f"round/{name}/flower", seconds["private"], seconds["flower"])
 
 
 def per_step(play: Side, count: int) -> Side:
