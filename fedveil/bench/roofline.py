@@ -30,9 +30,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedveil import api
-from fedveil.bench import flops
 from fedveil.bench import round as rounds
 from fedveil.bench.rows import row
+from fedveil.models import flops
 from fedveil.models.layers import Array, Context
 from fedveil.models.net import Net
 from fedveil.models.pooling import first

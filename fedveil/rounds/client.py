@@ -75,6 +75,9 @@ class Local:
     memory: Tree  # what stateful defences remember of this client, by place of the defence
 
 
+Draws = dict[str, Array]  # keys of one local iteration, by purpose and place of the defence
+
+
 @dataclass(frozen=True)
 class Seen:
     """What taps recorded at one stage call; filled while tracing."""
@@ -93,7 +96,7 @@ NOTHING = Seen(frozenset())
 def begin(task: Task, params: Params, now: Now, seen: Seen = NOTHING) -> Params:
     """The model as this client receives it: every stage `broadcast` applied with the client's own key."""
     for place, stage in enumerate(filters(task.defenses, "broadcast")):
-        params = stage(params, _at(task, now, "broadcast", place))
+        params = stage(params, _at(task, now, keys.device(now.key, "broadcast", place)))
     seen.record("broadcast", params)
     return params
 
@@ -116,14 +119,41 @@ def _pass(task: Task, stage: str, value: Tree, memory: Tree, at: Callable[[int],
     return value, memory
 
 
+def step_keys(task: Task, now: Now, number: Array | int) -> Draws:
+    """The keys of all that one local iteration draws."""
+    wanted: list[tuple[str, int]] = []
+    wanted += [("example", place) for place, _ in enumerate(filters(task.defenses, "example"))]
+    wanted += [("batch-noise", place) for place, defense in enumerate(task.defenses) if defense.fills("batch")]
+    found = {f"{purpose}/{place}": keys.device(now.key, purpose, place, number) for purpose, place in wanted}
+    return found | ({"dropout": keys.device(now.key, "dropout", number)} if _draws(task.model) else {})
+
+
 def step(
-    task: Task, local: Local, x: Array, y: Array, mask: Array, number: Array | int, now: Now, seen: Seen = NOTHING
+    task: Task,
+    local: Local,
+    x: Array,
+    y: Array,
+    mask: Array,
+    number: Array | int,
+    now: Now,
+    seen: Seen = NOTHING,
+    draws: Draws | None = None,
 ) -> Local:
-    """One local iteration on one batch: `x` [width, ...] as stored, `mask` [width] tells examples from padding."""
+    """One local iteration on one batch: `x` [width, ...] as stored, `mask` [width] tells examples from padding.
+
+    `draws`: `step_keys`, where they were made ahead for all steps at once.
+    """
     x = x.astype(task.dtype) * jnp.asarray(task.scale, task.dtype)
-    divisor = batch_divisor(task, mask)
-    total, loss = batch_gradient(task, local.params, x, y, mask, number, now, seen)
-    at = lambda place: _at(task, now, "batch-noise", place, number, divisor=divisor)  # noqa: E731
+    draws = step_keys(task, now, number) if draws is None else draws
+    total, loss = batch_gradient(task, local.params, x, y, mask, now, draws, seen)
+    return _moved(task, local, total, loss, batch_divisor(task, mask), now, draws, seen)
+
+
+def _moved(
+    task: Task, local: Local, total: Tree, loss: Array, divisor: Array, now: Now, draws: Draws, seen: Seen = NOTHING
+) -> Local:
+    """The state after a step whose example gradients, filtered, add up to `total`, and its losses to `loss`."""
+    at = lambda place: _at(task, now, draws[f"batch-noise/{place}"], divisor)  # noqa: E731
     total, memory = _pass(task, "batch", total, local.memory, at)
     mean = jax.tree.map(lambda g: g / divisor, total)
     seen.record("batch", mean)
@@ -141,29 +171,53 @@ def batch_divisor(task: Task, mask: Array) -> Array:
 
 
 def batch_gradient(
-    task: Task, params: Params, x: Array, y: Array, mask: Array, number: Array | int, now: Now, seen: Seen
+    task: Task, params: Params, x: Array, y: Array, mask: Array, now: Now, draws: Draws, seen: Seen
 ) -> tuple[Tree, Array]:
     """The sum of the batch's example gradients after the stages `example`, and the sum of its losses.
 
     One backward pass where nobody filters examples, or where the only filter is a layerwise clip and nobody taps them;
     else example by example.
     """
-    rng = keys.device(now.key, "dropout", number) if _draws(task.model) else None
+    divisor = batch_divisor(task, mask)
+    if "example" not in seen.taps and one_pass(task):
+        total, loss = _clipped_sum(task, params, x, y, mask, divisor, now, draws)
+        return _noised(task, total, divisor, now, draws), loss
     stages = [d for d in task.defenses if d.fills("example")]
-    points = [
-        _at(task, now, "example", place, number, divisor=batch_divisor(task, mask)) for place in range(len(stages))
-    ]
-    if "example" not in seen.taps:
-        if not stages:
-            loss, total = jax.value_and_grad(_loss)(params, task.model, x, y, mask, _context(task, rng))
-            return total, loss
-        bound = stages[0].example_bound(points[0]) if len(stages) == 1 and can_fuse(task.model) else None
-        if bound is not None:
-            limit = jnp.asarray(bound, task.dtype)
-            clipping = _context(task, rng, clipping_linear(limit), clipping_first(limit))
-            loss, total = jax.value_and_grad(_loss)(params, task.model, x, y, mask, clipping)
-            return stages[0].example_on_sum(total, points[0]), loss
-    return _one_by_one(task, params, x, y, mask, rng, stages, points, seen)
+    points = [_at(task, now, draws[f"example/{place}"], divisor) for place in range(len(stages))]
+    return _one_by_one(task, params, x, y, mask, draws.get("dropout"), stages, points, seen)
+
+
+def one_pass(task: Task) -> bool:
+    """Whether one backward pass does a batch: nobody filters examples, or the only filter is a layerwise clip."""
+    stages = [d for d in task.defenses if d.fills("example")]
+    if not stages:
+        return True
+    anywhere = At(task.setting, keys.root(0), keys.root(0), 0, task.setting.lr)  # a bound is there always or never
+    return len(stages) == 1 and can_fuse(task.model) and stages[0].example_bound(anywhere) is not None
+
+
+def in_parts(task: Task) -> bool:
+    """Whether batches may be cut into parts: one pass does each, and nothing is drawn for the whole batch at once."""
+    return one_pass(task) and not _draws(task.model)
+
+
+def _clipped_sum(
+    task: Task, params: Params, x: Array, y: Array, mask: Array, divisor: Array, now: Now, draws: Draws
+) -> tuple[Tree, Array]:
+    """The sum of the example gradients, clipped where somebody clips, and the sum of their losses, in one pass."""
+    stage = next((d for d in task.defenses if d.fills("example")), None)
+    context = _context(task, draws.get("dropout"))
+    if stage is not None:
+        bound = jnp.asarray(stage.example_bound(_at(task, now, draws["example/0"], divisor)), task.dtype)
+        context = _context(task, draws.get("dropout"), clipping_linear(bound), clipping_first(bound))
+    loss, total = jax.value_and_grad(_loss)(params, task.model, x, y, mask, context)
+    return total, loss
+
+
+def _noised(task: Task, total: Tree, divisor: Array, now: Now, draws: Draws) -> Tree:
+    """A step's clipped sum with the noise of the stage `example`."""
+    stage = next((d for d in task.defenses if d.fills("example")), None)
+    return total if stage is None else stage.example_on_sum(total, _at(task, now, draws["example/0"], divisor))
 
 
 def _one_by_one(
@@ -212,11 +266,12 @@ def end(task: Task, sent: Params, received: Params, local: Local, now: Now, seen
     """
     update = jax.tree.map(jnp.subtract, local.params, received)
     for place, stage in enumerate(filters(task.defenses, "update")):
-        update = stage(update, _at(task, now, "update", place))
+        update = stage(update, _at(task, now, keys.device(now.key, "update", place)))
     seen.record("client", update)
     averaging = task.setting.aggregation == "fedavg"
     message = jax.tree.map(jnp.add, received, update) if averaging else update
-    message, memory = _pass(task, "upload", message, local.memory, lambda place: _at(task, now, "upload", place))
+    at = lambda place: _at(task, now, keys.device(now.key, "upload", place))  # noqa: E731
+    message, memory = _pass(task, "upload", message, local.memory, at)
     seen.record("server", message)
     return (jax.tree.map(jnp.subtract, message, sent) if averaging else message), memory
 
@@ -245,13 +300,54 @@ def received_on(
 ) -> tuple[Tree, Array, Tree]:
     """One client's round from the model it has received on: what a deployed node computes."""
 
-    def body(local: Local, inputs: tuple[Array, Array, Array]) -> tuple[Local, None]:
-        number, rows, present = inputs
-        new = step(task, local, x[rows], y[rows], present, number, now)
+    def body(local: Local, inputs: tuple[Array, Array, Array, Draws]) -> tuple[Local, None]:
+        number, rows, present, draws = inputs
+        new = step(task, local, x[rows], y[rows], present, number, now, draws=draws)
         return _if_made(task, number, steps, new, local), None
 
     numbers = jnp.arange(index.shape[0])
-    local, _ = jax.lax.scan(body, start(task, received, memory), (numbers, index, mask))
+    # Made ahead: a graphics card would spend several small kernels on them in every step.
+    draws = jax.vmap(lambda number: step_keys(task, now, number))(numbers)
+    local, _ = jax.lax.scan(body, start(task, received, memory), (numbers, index, mask, draws))
+    message, memory = end(task, sent, received, local, now)
+    return message, local.loss / jnp.maximum(steps, 1), memory
+
+
+def whole_in_parts(
+    task: Task,
+    sent: Params,
+    x: Array,
+    y: Array,
+    index: Array,
+    mask: Array,
+    number: Array,
+    last: Array,
+    steps: Array,
+    memory: Tree,
+    now: Now,
+) -> tuple[Tree, Array, Tree]:
+    """`whole` with batches in parts (`rounds.parts`): `index`, `mask` [parts, width], `number`, `last` [parts].
+
+    For Poisson batches, which are divided by their nominal size, and where `one_pass` holds. Noise and update are computed
+    in every part and kept in the last of a step.
+    """
+    received = begin(task, sent, now)
+    nominal = jnp.asarray(task.setting.batch, task.dtype)
+
+    def body(state: tuple[Local, Tree, Array], inputs: tuple[Array, Array, Array, Draws]) -> tuple[Any, None]:
+        local, total, loss = state
+        rows, present, done, draws = inputs
+        values = x[rows].astype(task.dtype) * jnp.asarray(task.scale, task.dtype)
+        more, more_loss = _clipped_sum(task, local.params, values, y[rows], present, nominal, now, draws)
+        total, loss = jax.tree.map(jnp.add, total, more), loss + more_loss
+        new = _moved(task, local, _noised(task, total, nominal, now, draws), loss, nominal, now, draws)
+        local = jax.tree.map(lambda a, b: jnp.where(done, a, b), new, local)
+        total, loss = jax.tree.map(lambda a: jnp.where(done, jnp.zeros_like(a), a), (total, loss))
+        return (local, total, loss), None
+
+    draws = jax.vmap(lambda step: step_keys(task, now, step))(number)
+    nothing = (jax.tree.map(jnp.zeros_like, received), jnp.zeros((), task.dtype))
+    (local, _, _), _ = jax.lax.scan(body, (start(task, received, memory), *nothing), (index, mask, last, draws))
     message, memory = end(task, sent, received, local, now)
     return message, local.loss / jnp.maximum(steps, 1), memory
 
@@ -328,5 +424,5 @@ def _draws(model: Model) -> bool:
     return isinstance(model, Net) and model.random
 
 
-def _at(task: Task, now: Now, purpose: str, *numbers: int | Array, divisor: Array | float = 1.0) -> At:
-    return At(task.setting, keys.device(now.key, purpose, *numbers), now.shared, now.round, now.lr, divisor)
+def _at(task: Task, now: Now, key: Array, divisor: Array | float = 1.0) -> At:
+    return At(task.setting, key, now.shared, now.round, now.lr, divisor)

@@ -114,11 +114,11 @@ class BatchLaw:
 
 def client_batches(law: BatchLaw, seed: int, round_: int, client: int, occurrence: int, size: int) -> list[np.ndarray]:
     """The local batches of one client in one round: for each step the positions (0 … size-1) of its examples."""
-    positions, counts = _drawn(law, seed, round_, client, occurrence, size)
+    positions, counts = draw_positions(law, seed, round_, client, occurrence, size)
     return np.split(positions, np.cumsum(counts)[:-1])
 
 
-def _drawn(
+def draw_positions(
     law: BatchLaw, seed: int, round_: int, client: int, occurrence: int, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The positions of all batches of a client one after another, and how many belong to each step."""
@@ -169,7 +169,7 @@ def draw_batches(
     """The batches of a cohort (or of a chunk of one) as padded arrays of dataset rows."""
     ids = [int(c) for c in cohort.clients]
     drawn = [
-        _drawn(law, seed, round_, c, int(o), int(partition.length[c]))
+        draw_positions(law, seed, round_, c, int(o), int(partition.length[c]))
         for c, o in zip(ids, cohort.occurrence, strict=True)
     ]
     lengths = [len(counts) for _, counts in drawn]

@@ -267,7 +267,8 @@ def test_the_round_takes_the_fused_path_where_it_can():
         simulator = fedveil.federation(config).simulator
         now = part.Now(jax.random.key(0), jax.random.key(1), 0, jnp.asarray(0.1))
         x, y, mask = simulator.x[:4], simulator.y[:4], jnp.ones(4, bool)
-        run = lambda p: part.batch_gradient(simulator.task, p, x, y, mask, 0, now, seen)[0]  # noqa: E731
+        task, draws = simulator.task, part.step_keys(simulator.task, now, 0)
+        run = lambda p: part.batch_gradient(task, p, x, y, mask, now, draws, seen)[0]  # noqa: E731
         return str(jax.make_jaxpr(run)(simulator.start().params))
 
     each = "f32[4,64,8]"  # example gradients of the first layer

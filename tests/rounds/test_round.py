@@ -198,7 +198,8 @@ def test_a_tap_nobody_uses_is_not_in_the_program(tapped):
     x, y, mask = simulator.x[:4], simulator.y[:4], jnp.ones(4, bool)
 
     def program(seen):
-        step = lambda p: part.batch_gradient(simulator.task, p, x, y, mask, 0, now, seen)[0]  # noqa: E731
+        task, draws = simulator.task, part.step_keys(simulator.task, now, 0)
+        step = lambda p: part.batch_gradient(task, p, x, y, mask, now, draws, seen)[0]  # noqa: E731
         return str(jax.make_jaxpr(step)(jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), state.params)))
 
     each = "f32[4,64,8]"  # example gradients of the first layer

@@ -96,7 +96,7 @@ class Fleet:
         self._looks: dict[Sight, Callable[..., Params]] = {}
         self._empty = jax.jit(jax.vmap(partial(server.empty_sum, rule)))
         self._round_keys = jax.jit(jax.vmap(keys.round_key, (0, None)))
-        shared = (0, 0, None, None, *[0] * 8, None, None)  # the data, the round's number and its rate are everyone's
+        shared = (0, 0, None, None, *[0] * 6, None, None)  # the data, the round's number and its rate are everyone's
         self._chunk = jax.jit(jax.vmap(partial(chunk_sum, self.task, rule), in_axes=shared), donate_argnums=0)
         self._advance = jax.jit(jax.vmap(partial(server.advance, self.task, rule), (0, 0, 0, None)), donate_argnums=0)
 
@@ -148,9 +148,10 @@ class Fleet:
         round_keys, lr, now = self._moment(roots, number)
         summed, clients = self._empty(state.params), state.clients
         for first in range(0, max(len(c.clients) for c in cohorts), self.chunk):
-            arrays = self._batches(who, cohorts, number, slice(first, first + self.chunk))
+            index, mask, steps, *rest = self._batches(who, cohorts, number, slice(first, first + self.chunk))
+            chunk = ((index, mask, steps), *rest)
             summed, clients = self._chunk(
-                (summed, clients), state.params, self.simulator.x, self.simulator.y, *arrays, round_keys, now, lr
+                (summed, clients), state.params, self.simulator.x, self.simulator.y, *chunk, round_keys, now, lr
             )
         broken = summed.not_finite
         return self._advance(replace(state, clients=clients), summed, round_keys, lr), broken

@@ -54,7 +54,7 @@ def fleet():
 def alone(federation, seed, given, monkeypatch, watch=False):
     """The plain simulator on a federation whose clients never draw what they were not given: the model after the last
     round, and where asked for what the victim sends when it takes part for the last time."""
-    simulator, real = federation.simulator, plan._drawn
+    simulator, real = federation.simulator, plan.draw_positions
     simulator.seed, simulator._root = seed, keys.root(seed)
 
     def without(law, seed, round_, client, occurrence, size):
@@ -64,7 +64,7 @@ def alone(federation, seed, given, monkeypatch, watch=False):
         return positions[kept], np.bincount(step[kept], minlength=len(counts))
 
     with monkeypatch.context() as patch:
-        patch.setattr(plan, "_drawn", without)
+        patch.setattr(plan, "draw_positions", without)
         state, sent = simulator.start(), None
         last = max(n for n in range(federation.rounds) if VICTIM in simulator.cohort(state, n).clients)
         for number in range(federation.rounds):

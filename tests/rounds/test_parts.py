@@ -1,0 +1,151 @@
+"""Poisson batches in parts: the same batches, the same noise, the same model as whole ones."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedveil
+from fedveil.assemble import prepare
+from fedveil.bench import round as bench
+from fedveil.config import from_dict
+from fedveil.data.partition import Partition
+from fedveil.rounds import client, parts, plan
+
+
+def partition_of(sizes):
+    length = np.asarray(sizes)
+    start = np.cumsum(length) - length
+    return Partition(np.random.default_rng(0).permutation(int(length.sum())), start, length)
+
+
+def cohort_of(clients):
+    clients = np.asarray(clients)
+    return plan.Cohort(clients, np.zeros_like(clients), np.zeros(len(clients), bool), len(clients), 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    batch=st.integers(1, 12),
+    steps=st.integers(1, 6),
+    width=st.integers(1, 15),
+    seed=st.integers(0, 1000),
+)
+def test_parts_hold_exactly_the_batches(sizes, batch, steps, width, seed):
+    law, partition = plan.BatchLaw("poisson", batch, steps, None), partition_of(sizes)
+    cohort = cohort_of(range(len(sizes)))
+    found = parts.draw_parts(law, partition, seed, 3, cohort, parts.Cut(width, steps * 40))
+    for place, c in enumerate(cohort.clients):
+        whole = plan.client_batches(law, seed, 3, int(c), 0, sizes[c])
+        assert found.steps[place] == steps and found.last[place].sum() == steps
+        for step, positions in enumerate(whole):
+            # Parts after the last one are empty and end no step; they are counted to step 0.
+            own = np.flatnonzero((found.step[place] == step) & (np.cumsum(found.last[place][::-1])[::-1] > 0))
+            assert len(own) == max(1, -(-len(positions) // width)) and (np.diff(own) == 1).all()
+            assert found.last[place][own].tolist() == [False] * (len(own) - 1) + [True]
+            rows = found.index[place][own][found.mask[place][own]]
+            assert rows.tolist() == partition.client(int(c))[positions].tolist()
+        assert found.mask[place].sum() == sum(map(len, whole))
+
+
+def test_too_many_parts_are_told():
+    law, partition = plan.BatchLaw("poisson", 10, 4, None), partition_of([30, 30])
+    needed = [sum(max(1, len(b)) for b in plan.client_batches(law, 0, 0, c, 0, 30)) for c in (0, 1)]
+    fits = lambda count: parts.draw_parts(law, partition, 0, 0, cohort_of([0, 1]), parts.Cut(1, count))  # noqa: E731
+    assert fits(max(needed) - 1) is None and fits(max(needed)) is not None
+
+
+@pytest.mark.parametrize(("size", "batch", "width", "steps"), [(500, 5, 5, 100), (500, 5, 3, 1), (40, 20, 7, 10)])
+def test_as_many_parts_as_are_needed_and_hardly_more(size, batch, width, steps):
+    rng = np.random.default_rng(1)
+    drawn = rng.binomial(size, batch / size, size=(20_000, steps))
+    needed = np.maximum(1, -(-drawn // width)).sum(axis=1)
+    count = parts._parts_needed(size, batch / size, width, steps, clients=1)
+    assert (needed > count).mean() <= 0.0135  # 0.01 and four deviations of its estimate
+    assert (needed > count - 1).mean() > 0.006
+
+
+def test_the_cut_is_cheaper_than_whole_batches_or_none_is_made():
+    partition = partition_of([500] * 3)
+    poisson = plan.BatchLaw("poisson", 5, 100, None)
+    cut = parts.best_cut(poisson, partition, 100, 5, 17, extra=2.0)
+    assert cut.count * (cut.width + 2.0) < 0.7 * 100 * 19
+    assert parts.best_cut(plan.BatchLaw("shuffle", 5, 100, None), partition, 100, 5, 5, 2.0) is None
+    assert parts.best_cut(plan.BatchLaw("poisson", 100, 1, None), partition, 1, 5, 145, 2.0) is None
+
+
+# --- the same model
+
+DATA = {"partition": "iid", "clients": 6, "per_client": 60}
+TRAIN = {"rounds": 2, "per_round": 6, "batch": 4, "local_steps": 8, "lr": 0.1, "batching": "poisson"}
+CNN = {"name": "cnn"}
+MLP = {"name": "mlp", "hidden": [8]}
+
+
+def simulator_of(defense, engine="vectorised", model=MLP, **train):
+    speed = {"engine": engine, "precision": "float64"}
+    made = {"data": DATA, "model": model, "train": {**TRAIN, **train}, "defense": defense, "speed": speed}
+    return prepare(from_dict(made)).simulator
+
+
+def model_after(simulator, rounds=2):
+    with jax.enable_x64(True):
+        state = simulator.start()
+        for number in range(rounds):
+            state, _ = simulator.round(state, number)
+        return jax.device_get(state.params)
+
+
+@pytest.mark.parametrize(
+    ("defense", "train"),
+    [
+        ({"name": "none"}, {"optimizer": "momentum"}),
+        ({"name": "fed-cdp", "clip": 0.5, "noise": 0.1}, {}),
+        ({"name": "fed-cdp", "clip": 0.5, "noise": 0.1, "placement": "batch", "clip_end": 0.1}, {}),
+        ({"name": "fed-sdp", "clip": 0.5, "noise": 0.1}, {}),
+        ({"name": "gradient-noise", "scale": 0.1}, {}),
+        ({"name": "dgc"}, {}),
+    ],
+)
+def test_the_model_is_that_of_whole_batches(defense, train):
+    """The noise is no small part of it: a draw too many or too few would show."""
+    cut, slow = simulator_of(defense, **train), simulator_of(defense, "reference", **train)
+    cut.cut = parts.Cut(2, 40)
+    for a, b in zip(jax.tree.leaves(model_after(cut)), jax.tree.leaves(model_after(slow)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-8)
+
+
+def test_a_convolution_is_trained_in_parts():
+    """Images as large as MNIST's; the noise of a dense network costs as much as a dozen examples."""
+    case, settings = bench.CASES["cnn"], bench.settings_of(bench.CASES["cnn"], 2, 20, {"name": "fed-cdp"}, "poisson")
+    simulator = fedveil.federation(settings, data=bench.random_data(case, 2)).simulator
+    assert simulator.cut is not None and simulator.cut.width < simulator.widths[0]
+    assert simulator_of({"name": "fed-cdp"}).cut is None
+    slow = {**settings, "speed": {"engine": "reference"}}
+    assert fedveil.federation(slow, data=bench.random_data(case, 2)).simulator.cut is None
+
+
+def test_a_round_that_needs_more_parts_is_computed_whole():
+    defense = {"name": "fed-cdp", "clip": 0.5, "noise": 0.1}
+    cut = simulator_of(defense)
+    usual = model_after(cut, 1)
+    cut.cut = parts.Cut(2, 8)
+    for a, b in zip(jax.tree.leaves(usual), jax.tree.leaves(model_after(cut, 1)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("defense", "model", "batching"),
+    [
+        ({"name": "fed-cdp", "clip_scope": "flat"}, MLP, "poisson"),
+        ({"name": "fed-cdp", "clip_mode": "median"}, MLP, "poisson"),
+        ({"name": "fed-cdp"}, MLP, "shuffle"),
+        ({"name": "none"}, {**CNN, "dropout": 0.2}, "poisson"),
+    ],
+)
+def test_batches_stay_whole_where_they_are_looked_at_as_a_whole(defense, model, batching):
+    simulator = simulator_of(defense, model=model, batching=batching)
+    assert simulator.cut is None
+    assert batching == "shuffle" or not client.in_parts(simulator.task)
