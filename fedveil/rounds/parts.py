@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from scipy import signal, stats
 
 from fedveil.data.partition import Partition
+from fedveil.lazy import Lazy
 from fedveil.rounds import plan
+
+special: Any = Lazy("scipy.special")
 
 SELDOM = 0.01  # how often a round may need more parts than there are; it is computed in whole batches then
 WORTH = 0.85  # of the cost of whole batches
@@ -62,13 +65,13 @@ def best_cut(
 def _parts_needed(size: int, rate: float, width: int, steps: int, clients: int) -> int:
     """How many parts suffice for all steps of all clients, except SELDOM."""
     most = math.ceil(size / width)
-    ends = stats.binom.cdf(np.minimum(width * np.arange(1, most + 1), size), size, rate)
+    ends = special.bdtr(np.minimum(width * np.arange(1, most + 1), size).astype(float), size, rate)
     law = np.diff(ends, prepend=0.0)  # of the parts of one step: 1, 2, …
     law = law[: int(np.searchsorted(ends, 1 - 1e-15)) + 1]
     total = np.ones(1)
     for bit in bin(steps)[2:]:  # the law of the sum over all steps, by squaring
-        total = signal.fftconvolve(total, total)
-        total = signal.fftconvolve(total, law) if bit == "1" else total
+        total = np.convolve(total, total)
+        total = np.convolve(total, law) if bit == "1" else total
     beyond = np.cumsum(np.maximum(total, 0.0)[::-1])[::-1] - total  # P(more than steps + place)
     return steps + int(np.argmax(clients * beyond <= SELDOM))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,9 @@ def _coins(seed: int, purpose: str, round_: int, chosen: np.ndarray, share: floa
     return np.array([keys.host(seed, purpose, round_, int(c)).random() < share for c in chosen], bool)
 
 
+FEW = 32  # examples that a client draws in a round, up to which its draw is remembered
+
+
 @dataclass(frozen=True)
 class Batches:
     """The batches of some clients, padded to one width and number of steps."""
@@ -122,6 +126,13 @@ def draw_positions(
     law: BatchLaw, seed: int, round_: int, client: int, occurrence: int, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The positions of all batches of a client one after another, and how many belong to each step."""
+    few = law.steps_for(size) * law.batch <= FEW
+    return (_kept if few else _draw)(law, seed, round_, client, occurrence, size)
+
+
+def _draw(
+    law: BatchLaw, seed: int, round_: int, client: int, occurrence: int, size: int
+) -> tuple[np.ndarray, np.ndarray]:
     rng = keys.host(seed, "batch", round_, client, occurrence)
     steps = law.steps_for(size)
     if law.batching == "poisson":
@@ -131,6 +142,14 @@ def draw_positions(
     return _shuffled(rng, steps, size, law.batch)
 
 
+@lru_cache(maxsize=1 << 16)
+def _kept(*named: Any) -> tuple[np.ndarray, np.ndarray]:
+    """`_draw`, remembered: studies compare defences on the same draws, and a generator costs more than a few draws."""
+    positions, counts = _draw(*named)
+    positions.flags.writeable = counts.flags.writeable = False
+    return positions, counts
+
+
 def _poisson(rng: np.random.Generator, steps: int, size: int, rate: float) -> tuple[np.ndarray, np.ndarray]:
     """Each example in each batch with probability `rate`, independently.
 
@@ -138,6 +157,8 @@ def _poisson(rng: np.random.Generator, steps: int, size: int, rate: float) -> tu
     uniformly random subset of the grid. The same law as one coin per cell, at the cost of the hits alone.
     """
     hits = int(rng.binomial(steps * size, rate))
+    if not hits:
+        return np.zeros(0, np.int64), np.zeros(steps, np.int64)
     cells = np.sort(rng.choice(steps * size, hits, replace=False, shuffle=False))
     step, position = np.divmod(cells, size)
     return position, np.bincount(step, minlength=steps)
