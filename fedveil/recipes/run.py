@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -155,6 +156,8 @@ def measured(job: Job) -> Measured:
         result = KINDS[job.kind](job)
     except FedveilError as error:
         return Measured(error=str(error), seconds=time.monotonic() - begun)
+    finally:
+        gc.collect()  # data that hang in circles would pile up from cell to cell
     return Measured(result, time.monotonic() - begun, environment())
 
 

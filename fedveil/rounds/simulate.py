@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -110,7 +111,8 @@ class Programs:
     """A function compiled ahead for each set of shapes it meets, so that the time of compiling is known apart."""
 
     def __init__(self, function: Callable[..., Any], donate: bool, owner: Simulator):
-        self.jitted, self.owner = jax.jit(function, donate_argnums=0 if donate else ()), owner
+        # Weakly: a simulator in a circle would keep its data until somebody collects garbage.
+        self.jitted, self.owner = jax.jit(function, donate_argnums=0 if donate else ()), weakref.proxy(owner)
         self.programs: dict[object, Any] = {}
 
     def ready(self, *args: Any) -> Any:

@@ -90,6 +90,20 @@ def simulator_of(defense, engine="vectorised", model=MLP, **train):
     return prepare(from_dict(made)).simulator
 
 
+def test_clients_that_make_fewer_steps_end_earlier():
+    data = {"partition": "dirichlet", "alpha": 0.5, "clients": 6}
+    train = {name: value for name, value in TRAIN.items() if name != "local_steps"} | {"local_epochs": 1}
+    made = {"data": data, "model": MLP, "train": train, "defense": {"name": "fed-cdp", "clip": 0.5, "noise": 0.1}}
+    cut, slow = (
+        prepare(from_dict({**made, "speed": {"engine": engine, "precision": "float64"}})).simulator
+        for engine in ("vectorised", "reference")
+    )
+    assert cut.task.ragged_steps and slow.cut is None
+    cut.cut = parts.Cut(3, 4 * cut.task.setting.local_steps)
+    for a, b in zip(jax.tree.leaves(model_after(cut, 1)), jax.tree.leaves(model_after(slow, 1)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-8)
+
+
 def model_after(simulator, rounds=2):
     with jax.enable_x64(True):
         state = simulator.start()

@@ -1,5 +1,8 @@
 """What one round does, checked against a few lines of plain numpy."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -245,3 +248,17 @@ def test_chunks_side_by_side_give_the_sum_of_chunks_in_turn():
         together, others = played(lanes)
         jax.tree.map(np.testing.assert_array_equal, together, alone)
         assert others == rows and rows[0]["clients"] == 11
+
+
+def test_a_federation_goes_when_nobody_holds_it():
+    """Its data may be gigabytes: they must not wait for a collection of garbage."""
+    federation = fedveil.federation({"data": {"clients": 5}, "train": {"rounds": 1, "per_round": 5}})
+    state, _ = federation.simulator.round(federation.simulator.start(), 0)
+    federation.simulator.evaluate(state.params)
+    seen = weakref.ref(federation.simulator)
+    gc.disable()
+    try:
+        del federation
+        assert seen() is None
+    finally:
+        gc.enable()
