@@ -18,9 +18,7 @@ from fedveil.folders import user_cache
 
 SETTING = "FEDVEIL_COMPILED"
 MOST = 512 * 2**20  # bytes; beyond it the oldest programs go
-SHORTEST = (
-    "0"  # seconds of compiling that are worth a file: a hundred small programs take a third of the demo's compiling
-)
+SHORTEST = "0"  # seconds of compiling that are worth a file: small programs are a third of the demo's compiling
 
 
 def keep() -> Path | None:

@@ -42,7 +42,7 @@ PURPOSES = {
 def host(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
     """A numpy generator for this purpose at (round, client, ...)."""
     named = [seed, PURPOSES[purpose], *numbers]
-    # The same state either way; numpy takes half as long where nothing has to be cut into words of 32 bits.
+    # The same state either way; numpy takes two thirds of the time where it has no numbers to cut into words of 32 bits.
     words = np.array(named, np.uint32) if max(named) < 2**32 else named
     sequence = np.random.SeedSequence(words)
     return np.random.Generator(np.random.Philox(sequence))

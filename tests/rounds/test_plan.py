@@ -159,3 +159,20 @@ def test_draws_are_keyed_by_round_and_client(batching):
     for other in ((1, 1, 2), (0, 2, 2), (0, 1, 3)):
         again = plan.client_batches(law(batching), *other, 0, 50)
         assert not all(np.array_equal(a, b) for a, b in zip(one, again, strict=True))
+
+
+@pytest.mark.parametrize("numbers", [(0, 0, 0), (7, 123456, 2), (2**32 - 1, 0, 1), (2**32, 5, 0), (2**40 + 3, 1, 1)])
+def test_generators_are_those_of_their_names(numbers):
+    seed, *rest = numbers
+    obvious = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, keys.PURPOSES["batch"], *rest])))
+    assert keys.host(seed, "batch", *rest).integers(2**62, size=4).tolist() == obvious.integers(2**62, size=4).tolist()
+
+
+def test_what_is_remembered_of_draws_is_what_was_drawn():
+    law = plan.BatchLaw("poisson", 4, 3, None)
+    again = [plan.draw_positions(law, 5, 2, 1, 0, 20) for _ in range(2)]
+    fresh = plan._draw(law, 5, 2, 1, 0, 20)
+    for found in again:
+        assert all((a == b).all() for a, b in zip(found, fresh, strict=True))
+    with pytest.raises(ValueError, match="read-only"):
+        again[0][1][0] = 9
