@@ -55,8 +55,14 @@ def test_result_and_events(pool: Pool) -> None:
     assert job.as_dict()["title"] == "an echo" and job.started is not None and job.ended is not None
 
 
+def _worker(pool: Pool) -> int:
+    """The process that works, once it has shown that it does: a pool just made has none yet."""
+    assert pool.submit("echo", {"value": 0}).finished.result(SOON).result == 0
+    return pool.workers()[0]["pid"]
+
+
 def test_refusals_keep_the_worker(pool: Pool) -> None:
-    before = pool.workers()[0]["pid"]
+    before = _worker(pool)
     refused = pool.submit("refuse", {}).finished.result(SOON)
     assert (refused.state, refused.wrong_usage) == (jobs.FAILED, True)
     assert refused.message == "data.name: got 'nope'; takes one of: digits"
@@ -66,7 +72,7 @@ def test_refusals_keep_the_worker(pool: Pool) -> None:
 
 
 def test_cancelled_jobs_leave_the_worker_alive(pool: Pool) -> None:
-    before = pool.workers()[0]["pid"]
+    before = _worker(pool)
     job = pool.submit("wait", {"seconds": 60})
     _heard(job, "waiting")
     waiting = pool.submit("echo", {"value": 1})
@@ -97,7 +103,7 @@ def test_queue_is_bounded_and_groups_replace(pool: Pool) -> None:
 
 
 def test_killed_worker_is_reported_and_replaced(pool: Pool) -> None:
-    before, told = pool.workers()[0]["pid"], pool.replaced
+    before, told = _worker(pool), pool.replaced
     job = pool.submit("wait", {"seconds": 60}, "a long wait")
     behind = pool.submit("echo", {"value": "still here"})
     _heard(job, "waiting")
@@ -111,7 +117,7 @@ def test_killed_worker_is_reported_and_replaced(pool: Pool) -> None:
 
 def test_worker_that_dies_idle_is_replaced(pool: Pool) -> None:
     pool.submit("echo", {"value": 0}).finished.result(SOON)
-    before = pool.workers()[0]["pid"]
+    before = _worker(pool)
     os.kill(before, signal.SIGKILL)
     assert pool.submit("echo", {"value": 1}).finished.result(SOON).state in (jobs.DONE, jobs.FAILED)
     assert pool.submit("echo", {"value": 2}).finished.result(SOON).result == 2
