@@ -178,7 +178,7 @@ def test_jobs_are_told(lab: Server) -> None:
 
 
 def test_a_quick_worker_that_dies_is_replaced(lab: Server) -> None:
-    assert lab.ask("/api/gallery?first=48")[0] == 200  # a lab just started has no worker yet
+    assert lab.ask("/api/gallery?first=96")[0] == 200  # a lab just started has no worker yet
     before = next(w["pid"] for w in lab.ask("/api/jobs")[1]["workers"] if w["pool"] == "quick")
     os.kill(before, signal.SIGKILL)
     for _ in range(3):  # the question under way may be lost, the next is not
