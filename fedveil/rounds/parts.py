@@ -68,10 +68,8 @@ def _parts_needed(size: int, rate: float, width: int, steps: int, clients: int) 
     ends = special.bdtr(np.minimum(width * np.arange(1, most + 1), size).astype(float), size, rate)
     law = np.diff(ends, prepend=0.0)  # of the parts of one step: 1, 2, …
     law = law[: int(np.searchsorted(ends, 1 - 1e-15)) + 1]
-    total = np.ones(1)
-    for bit in bin(steps)[2:]:  # the law of the sum over all steps, by squaring
-        total = np.convolve(total, total)
-        total = np.convolve(total, law) if bit == "1" else total
+    places = steps * (len(law) - 1) + 1
+    total = np.fft.irfft(np.fft.rfft(law, places) ** steps, places)  # the law of the sum over all steps
     beyond = np.cumsum(np.maximum(total, 0.0)[::-1])[::-1] - total  # P(more than steps + place)
     return steps + int(np.argmax(clients * beyond <= SELDOM))
 

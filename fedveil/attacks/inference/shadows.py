@@ -28,7 +28,7 @@ from fedveil.rounds import client as client_part
 from fedveil.rounds import keys, plan, server
 from fedveil.rounds.client import Now, Task
 from fedveil.rounds.server import ServerRule, ServerState
-from fedveil.rounds.simulate import auto_chunk, chunk_sum
+from fedveil.rounds.simulate import auto_chunk, chunk_sum, parameter_count
 
 if TYPE_CHECKING:
     from fedveil.assemble import Federation
@@ -256,9 +256,7 @@ def _lanes(federation: Federation) -> int:
         return chosen
     if jax.default_backend() != "cpu":
         return auto_chunk(task, federation.dataset)
-    shapes = jax.eval_shape(task.model.init, jax.random.key(0))
-    parameters = sum(math.prod(a.shape) for a in jax.tree.leaves(shapes))
-    return max(auto_chunk(task, federation.dataset), min(64, CPU_PARAMETERS // parameters))
+    return max(auto_chunk(task, federation.dataset), min(64, CPU_PARAMETERS // parameter_count(task)))
 
 
 def _even(count: int, most: int) -> int:

@@ -17,19 +17,16 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.bench.peers import absent
 from fedveil.models.net import Net
+from fedveil.rounds.simulate import cores
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 def missing() -> str:
     """What is not installed, or the empty string."""
-    try:
-        import flwr  # noqa: F401
-        import ray  # noqa: F401
-    except ImportError as error:
-        return str(error.name or error)
-    return ""
+    return absent("flwr", "ray")
 
 
 def in_simulation(
@@ -52,13 +49,12 @@ def in_simulation(
     `values` are the parameters after it, from `start` on.
     """
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
-    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    from flwr.app import ArrayRecord, Message, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
 
     own = len(y) // clients
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     failed: list[BaseException] = []
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "x.npy", x)
@@ -73,8 +69,7 @@ def in_simulation(
             values = _trained(
                 net, values, x_all[at : at + own], y_all[at : at + own], batch, steps, clip=clip, noise=noise, lr=lr
             )
-            reply = {"parameters": ArrayRecord(values), "count": MetricRecord({"examples": own})}
-            return Message(RecordDict(reply), reply_to=message)
+            return Message(RecordDict({"parameters": ArrayRecord(values)}), reply_to=message)
 
         @server.main()  # type: ignore[untyped-decorator]
         def serve(grid: Any, context: Any) -> None:
@@ -111,7 +106,7 @@ def in_simulation(
                 backend_config={
                     "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
                     "init_args": {
-                        "num_cpus": cores,
+                        "num_cpus": cores(),
                         "log_to_driver": False,
                         "include_dashboard": False,
                         "_node_ip_address": "127.0.0.1",

@@ -9,18 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.bench.peers import torch_nets
+from fedveil.bench.peers import absent, torch_nets
 from fedveil.models.layers import Conv, Dense, Params, Shape
 from fedveil.models.net import Net
 
 
 def missing() -> str:
     """What is not installed, or the empty string."""
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        return str(error.name or error)
-    return ""
+    return absent("torch")
 
 
 def attacks(
