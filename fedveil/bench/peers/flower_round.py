@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.bench.peers import absent
 from fedveil.models.net import Net
 from fedveil.rounds.simulate import cores
 
@@ -26,7 +25,12 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACC
 
 def missing() -> str:
     """What is not installed, or the empty string."""
-    return absent("flwr", "ray")
+    try:
+        import flwr  # noqa: F401
+        import ray  # noqa: F401
+    except ImportError as error:
+        return str(error.name or error)
+    return ""
 
 
 def in_simulation(

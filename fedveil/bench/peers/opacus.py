@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedveil.bench.peers import absent
 from fedveil.bench.peers.torch_nets import sequential
 from fedveil.bench.peers.torch_round import tensors
 from fedveil.models.net import Net
@@ -16,7 +15,14 @@ from fedveil.models.net import Net
 
 def missing() -> str:
     """What is not installed, or the empty string."""
-    return absent("opacus", "torch")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import opacus  # noqa: F401
+            import torch  # noqa: F401
+    except ImportError as error:
+        return str(error.name or error)
+    return ""
 
 
 def private_steps(

@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.bench.peers import absent, torch_nets
+from fedveil.bench.peers import torch_nets
 from fedveil.models.layers import Conv, Dense, Params, Shape
 from fedveil.models.net import Net
 
 
 def missing() -> str:
     """What is not installed, or the empty string."""
-    return absent("torch")
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        return str(error.name or error)
+    return ""
 
 
 def attacks(
