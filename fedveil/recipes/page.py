@@ -62,7 +62,8 @@ def _size(recipe: Recipe, size: Size, cache: Cache) -> list[str]:
     found = entries(recipe, size, cache)
     devices = sorted({entry.device for entry in found if entry.device})
     said = "The paper's size" if size.full else f"Quick size ({recipe.quick})"
-    lines = [f"{said}, on {', '.join(devices)}. Measured, with its interval; in brackets published, and the gap.", ""]
+    lines = [f"{said}, on {', '.join(devices)}. Measured, with its interval; in brackets published, and the gap."]
+    lines += [f"{_time(recipe, size, cache)}{_notes(recipe, size)}", ""]
     told = {(entry.row, entry.measure.key) for entry in found if _tells(entry)}
     anywhere = {row for row, _ in told}
     for measure in recipe.measures:
@@ -73,6 +74,25 @@ def _size(recipe: Recipe, size: Size, cache: Cache) -> list[str]:
         if any(_tells(entry) for entry in kept):
             lines += [*_matrix(measure, kept), ""]
     return lines
+
+
+def _time(recipe: Recipe, size: Size, cache: Cache) -> str:
+    """How many runs the numbers come from, and what these took."""
+    jobs = {job.digest: job for cell in recipe.cells(size) for job in cell.jobs()}
+    rows = [row for row in (cache.get(job) for job in jobs.values()) if row is not None]
+    seconds = sum(row["seconds"] for row in rows)
+    took = f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"
+    missing = f" of {len(jobs)}" if len(rows) < len(jobs) else ""
+    return f"{len(rows)}{missing} run{'s' if len(jobs) > 1 else ''}, {took} in all."
+
+
+def _notes(recipe: Recipe, size: Size) -> str:
+    """What cells have different from the paper's setting, by the rows and columns that they stand in."""
+    places: dict[str, list[str]] = {}
+    for cell in recipe.cells(size):
+        if cell.note:
+            places.setdefault(cell.note, []).append(f"{cell.row}, {cell.column}")
+    return "".join(f" {note}: {'; '.join(dict.fromkeys(where))}." for note, where in places.items())
 
 
 def _tells(entry: Entry) -> bool:

@@ -125,7 +125,7 @@ def test_a_line_cut_off_by_a_crash_is_measured_again(counted, tmp_path):
 
 def test_a_table_shows_published_measured_gap_and_what_was_not_run(counted, tmp_path):
     cells = [
-        Cell("Fed-CDP", "K=1000 10%", "counted", options={"value": 0.9}),
+        Cell("Fed-CDP", "K=1000 10%", "counted", options={"value": 0.9}, note="half the clients"),
         Cell("Fed-SDP", "K=1000 10%", "counted", options={"value": 0.1}),
     ]
     recipe = Recipe(
@@ -139,6 +139,7 @@ def test_a_table_shows_published_measured_gap_and_what_was_not_run(counted, tmp_
     assert known["Fed-SDP", "value"].measured is None and known["Fed-SDP", "value"].seeds == 0
     text = "\n".join(section(recipe, cache))
     assert "not run (0.928)" in text and "0.900" in text
+    assert "1 of 2 runs, 0 seconds in all. half the clients: Fed-CDP, K=1000 10%." in text
 
 
 def test_numbers_are_reached_by_dots_and_what_is_no_number_is_none():
