@@ -3,7 +3,8 @@
 Images are NHWC, a batch comes first. A convolution is written as shifted slices joined to patches and one matrix
 product: under `vmap` over clients each client has its own weights, and `lax.conv` would then become a grouped
 convolution, which is several times slower. Every matrix product goes through one function, `linear`, that a caller may
-replace: that is where a defence that clips layer by layer enters the backward pass without storing example gradients.
+replace, and every scale and shift through another, `affine`: that is where a defence that clips layer by layer enters the
+backward pass without storing example gradients.
 """
 
 from __future__ import annotations
@@ -35,9 +36,14 @@ def linear(name: str, params: LayerParams, x: Array) -> Array:
     return y + params["b"] if "b" in params else y
 
 
+def affine(name: str, params: LayerParams, x: Array) -> Array:
+    """Each channel times its scale, plus its shift; `x` is [batch, rows, columns, channels]."""
+    return x * params["scale"] + params["shift"]
+
+
 @dataclass(frozen=True)
 class Context:
-    """What layers may use besides their input: a key where dropout is on, the `linear` in force, a probe.
+    """What layers may use besides their input: a key where dropout is on, `linear` and `affine` in force, a probe.
 
     `fused` lets a network compute several layers as one step (`pooling.py`): the same values, derivatives of first order.
     `patches` takes the place of a convolution's own (`products.half_patches` keeps them in bfloat16).
@@ -45,6 +51,7 @@ class Context:
 
     rng: Array | None = None
     linear: Linear = linear
+    affine: Linear = affine
     fused: bool = False
     patches: Callable[[Conv, Array, int, int], Array] | None = None
     first: Callable[[LayerParams, Array], Array] | None = (
@@ -255,12 +262,11 @@ class GroupNorm:
         return {self.name: {"scale": jnp.ones(shape[-1]), "shift": jnp.zeros(shape[-1])}}
 
     def apply(self, params: Params, x: Array, context: Context) -> Array:
-        own = params[self.name]
         split = x.reshape(*x.shape[:-1], self.groups, x.shape[-1] // self.groups)
         mean = split.mean(axis=(1, 2, 4), keepdims=True)
         variance = jnp.square(split - mean).mean(axis=(1, 2, 4), keepdims=True)
         normal = ((split - mean) * jax.lax.rsqrt(variance + 1e-5)).reshape(x.shape)
-        return normal * own["scale"] + own["shift"]
+        return context.affine(self.name, params[self.name], normal)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from fedveil.models.layers import (
     Conv,
     Dense,
     Dropout,
+    GroupNorm,
     Layer,
     Params,
     Plain,
@@ -76,9 +77,16 @@ class Net:
         return any(isinstance(layer, Dropout) and layer.rate > 0 for layer in self.layers)
 
     @property
-    def all_linear(self) -> bool:
-        """Whether all parameters belong to dense layers and convolutions, each used once."""
-        return all(isinstance(layer, Dense | Conv | Plain) for layer in self.layers)
+    def clips_in_one_pass(self) -> bool:
+        """Whether all parameters go through `linear` or `affine`, each once: there a backward pass can clip them."""
+        return _all_known(self.layers)
+
+
+def _all_known(layers: Sequence[Layer]) -> bool:
+    return all(
+        _all_known(layer.body) if isinstance(layer, Residual) else isinstance(layer, Dense | Conv | GroupNorm | Plain)
+        for layer in layers
+    )
 
 
 def _named(layers: Sequence[Layer]) -> Iterator[str]:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedveil.models import pooling, products
-from fedveil.models.layers import Array, LayerParams, Params
+from fedveil.models.layers import Array, LayerParams, Params, affine
 
 Tree = Any
 
@@ -92,6 +92,15 @@ def clipping_linear(bound: Array) -> Any:
     return apply
 
 
+def clipping_affine(bound: Array) -> Any:
+    """The same for scale and shift of a normalisation."""
+
+    def apply(name: str, params: LayerParams, x: Array) -> Array:
+        return _affine(params, x, bound)
+
+    return apply
+
+
 def clipping_first(bound: Array) -> Any:
     """The same for a first convolution with pooling in one step (`pooling.first`)."""
 
@@ -151,3 +160,19 @@ def _weighted_sum(each: Array, scale: Array) -> Array:
         return _scaled(each, scale).sum(axis=0)
     kept = jnp.where(scale.reshape(scale.shape + (1,) * (each.ndim - 1)) > 0, each, 0.0)
     return jnp.tensordot(scale, kept, axes=1)
+
+
+@jax.custom_vjp
+def _affine(params: LayerParams, x: Array, bound: Array) -> Array:
+    return affine("", params, x)
+
+
+def _affine_backward(saved: tuple[LayerParams, Array, Array], g: Array) -> tuple[LayerParams, Array, Array]:
+    """One number of each kind per example and channel: example gradients are small, whatever the image."""
+    params, x, bound = saved
+    each = {"scale": (g * x).sum(axis=(1, 2)), "shift": g.sum(axis=(1, 2))}
+    summed = {name: a.sum(axis=0) for name, a in _by_squares(each, _squares(each), bound).items()}
+    return summed, g * params["scale"], jnp.zeros_like(bound)
+
+
+_affine.defvjp(lambda params, x, bound: (_affine(params, x, bound), (params, x, bound)), _affine_backward)

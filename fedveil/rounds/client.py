@@ -9,7 +9,7 @@ call these.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import optax
 
 from fedveil.defenses.base import At, Defense, Setting, filters
-from fedveil.models.layers import Array, Context, Linear, Params
+from fedveil.models.layers import Array, Context, Params
 from fedveil.models.net import Model, Net
 from fedveil.models.pooling import first
 from fedveil.models.products import half_patches, quick_linear
-from fedveil.privacy.clip import clipping_first, clipping_linear
+from fedveil.privacy.clip import clipping_affine, clipping_first, clipping_linear
 from fedveil.rounds import keys
 
 TAPS = ("example", "batch", "client", "server", "broadcast", "release")
@@ -209,7 +209,8 @@ def _clipped_sum(
     context = _context(task, draws.get("dropout"))
     if stage is not None:
         bound = jnp.asarray(stage.example_bound(_at(task, now, draws["example/0"], divisor)), task.dtype)
-        context = _context(task, draws.get("dropout"), clipping_linear(bound), clipping_first(bound))
+        clipping = {"linear": clipping_linear(bound), "affine": clipping_affine(bound), "first": clipping_first(bound)}
+        context = replace(context, **clipping)
     loss, total = jax.value_and_grad(_loss)(params, task.model, x, y, mask, context)
     return total, loss
 
@@ -254,8 +255,8 @@ def _one_by_one(
 
 
 def can_fuse(model: Model) -> bool:
-    """Whether every parameter of the model is used in one matrix product of ours, where clipping can enter."""
-    return isinstance(model, Net) and model.all_linear
+    """Whether every parameter of the model is used once and where clipping can enter."""
+    return isinstance(model, Net) and model.clips_in_one_pass
 
 
 def end(task: Task, sent: Params, received: Params, local: Local, now: Now, seen: Seen = NOTHING) -> tuple[Tree, Tree]:
@@ -410,9 +411,9 @@ def cross_entropy(logits: Array, y: Array) -> Array:
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=1)[:, 0]
 
 
-def _context(task: Task, rng: Array | None, product: Linear = quick_linear, first: Any = first) -> Context:
+def _context(task: Task, rng: Array | None) -> Context:
     """How a network is computed in training."""
-    return Context(rng, product, fused=True, patches=half_patches if task.half else None, first=first)
+    return Context(rng, quick_linear, fused=True, patches=half_patches if task.half else None, first=first)
 
 
 def _loss(params: Params, model: Model, x: Array, y: Array, mask: Array, context: Context) -> Array:

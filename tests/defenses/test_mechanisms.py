@@ -231,7 +231,7 @@ def test_poisson_batches_agree_with_the_reference_under_noise():
     assert distance(trained(defense, chunk=4), trained(defense, engine="reference")) < 1e-9
 
 
-@pytest.mark.parametrize("name", ["cnn", "lenet-dlg", "mlp", "logistic"])
+@pytest.mark.parametrize("name", ["cnn", "lenet-dlg", "mlp", "logistic", "resnet20"])
 def test_fused_clipping_equals_example_by_example(name):
     """The fused backward pass and the obvious vmap over examples give the same clipped sum, and the clip bites."""
     from fedveil.models.build import build
@@ -250,12 +250,37 @@ def test_fused_clipping_equals_example_by_example(name):
         norms = np.concatenate([np.asarray(n) for n in clip.layer_norms(each).values()])
         bound = float(np.median(norms))  # half of the layers of half of the examples are clipped
         obvious = jax.tree.map(lambda a: a.sum(axis=0), clip.clip_examples(each, bound, "layerwise"))
-        context = Context(linear=clip.clipping_linear(jnp.asarray(bound)))
+        limit = jnp.asarray(bound)
+        context = Context(linear=clip.clipping_linear(limit), affine=clip.clipping_affine(limit))
         fused = jax.jit(jax.grad(lambda p: loss(p, x, y, context)))(params)
         plain = jax.tree.map(lambda a: a.sum(axis=0), each)
         for a, b in zip(jax.tree.leaves(fused), jax.tree.leaves(obvious), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-12)
         assert any(not np.allclose(a, b) for a, b in zip(jax.tree.leaves(fused), jax.tree.leaves(plain), strict=True))
+
+
+@pytest.mark.parametrize("spoiled", [None, float("inf"), float("nan"), 3e38])
+def test_scale_and_shift_of_each_example_are_clipped(spoiled):
+    """What an example adds is at most the bound long, and nothing where its gradient is not finite."""
+    x, g = (np.array(jax.random.normal(jax.random.key(k), (3, 2, 2, 4))) for k in (1, 2))
+    if spoiled is not None:
+        g[1, 0, 1, 2] = spoiled
+    params, bound = {"scale": jnp.full(4, 2.0), "shift": jnp.zeros(4)}, jnp.asarray(1.5)
+
+    def summed(x, g):
+        _, back = jax.vjp(lambda p, x: clip.clipping_affine(bound)("norm", p, x), params, jnp.asarray(x))
+        return back(jnp.asarray(g))
+
+    obvious = {"scale": (g * x).sum(axis=(1, 2)), "shift": g.sum(axis=(1, 2))}
+    clipped = clip.clip_examples({"norm": jax.tree.map(jnp.asarray, obvious)}, bound, "layerwise")["norm"]
+    found, onward = summed(x, g)
+    for name, a in found.items():
+        np.testing.assert_allclose(a, clipped[name].sum(axis=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(onward, np.asarray(jnp.asarray(g) * 2.0))
+    for example in range(3):
+        alone, _ = summed(x[example : example + 1], g[example : example + 1])
+        length = np.sqrt(sum(np.square(np.asarray(a, np.float64)).sum() for a in alone.values()))
+        assert length <= 1.5 and (length > 1.4 or (example == 1 and spoiled is not None))
 
 
 def test_the_round_takes_the_fused_path_where_it_can():
