@@ -2,7 +2,7 @@
 
 Called by the command line before JAX is imported. They lie in the user's cache folder, apart for each kind of processor,
 since a program made for one may not run on another. `FEDVEIL_COMPILED` names another folder, or `off`. Whoever sets JAX's
-own `JAX_COMPILATION_CACHE_DIR` keeps it.
+own `JAX_COMPILATION_CACHE_DIR` keeps it. `kept.py` keeps whole programs in a folder below.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def keep() -> Path | None:
     folder = Path(asked) if asked else _usual()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _make_room(folder)
+        make_room(folder, MOST)
     except OSError:  # a home that cannot be written: every start compiles
         return None
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
@@ -38,10 +38,10 @@ def keep() -> Path | None:
 
 
 def _usual() -> Path:
-    return user_cache(f"compiled-{_machine()}")
+    return user_cache(f"compiled-{machine()}")
 
 
-def _machine() -> str:
+def machine() -> str:
     """Which processor, and which JAX: ten letters."""
     said = [platform.machine(), platform.processor()]
     with contextlib.suppress(OSError):
@@ -54,12 +54,12 @@ def _machine() -> str:
     return hashlib.sha256("\n".join(said).encode()).hexdigest()[:10]
 
 
-def _make_room(folder: Path) -> None:
+def make_room(folder: Path, most: int, most_files: int | None = None) -> None:
     """Removes the programs that were written first, until the rest takes no more than it may."""
-    files = [(path.stat().st_mtime, path.stat().st_size, path) for path in folder.iterdir() if path.is_file()]
-    left = sum(size for _, size, _ in files)
-    for _, size, path in sorted(files):
-        if left <= MOST:
+    found = [(path, path.stat()) for path in folder.iterdir() if path.is_file()]
+    left, size = len(found), sum(its.st_size / its.st_nlink for _, its in found)
+    for path, its in sorted(found, key=lambda one: one[1].st_mtime):
+        if size <= most and (most_files is None or left <= most_files):
             return
         path.unlink(missing_ok=True)
-        left -= size
+        left, size = left - 1, size - its.st_size / its.st_nlink

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil import __version__, compiled
+from fedveil import __version__, compiled, kept
 from fedveil.cli import deploy
 from fedveil.cli.options import FileArgument, JsonOption, SetOption
 from fedveil.errors import FedveilError, Interrupted, did_you_mean, printable, show
@@ -346,7 +346,8 @@ def _commands() -> list[str]:
 
 def entry() -> None:
     """The console script."""
-    compiled.keep()
+    folder = compiled.keep()
+    kept.use(folder and folder / "programs")
     code = main()
     if code == INTERRUPTED:
         # Leaving in the usual way would wait for what the device still computes, or crash in the midst of a compilation.

@@ -1,6 +1,8 @@
 """The attacks recover what they should, and a batch of them is nothing but many attacks."""
 
 import dataclasses
+import threading
+import time
 
 import jax
 import numpy as np
@@ -10,6 +12,7 @@ from attack_helpers import IMAGES, VECTORS, mean_gradients, only, victims
 from fedveil.attacks.catalog import settings
 from fedveil.attacks.gradients import from_update
 from fedveil.attacks.observe import Observation
+from fedveil.attacks.reconstruct import crew
 from fedveil.attacks.reconstruct.regularise import total_variation
 from fedveil.attacks.reconstruct.run import reconstruct
 from fedveil.attacks.run import attack
@@ -52,6 +55,28 @@ def test_the_outcome_is_the_same_in_float32():
     together = quick(given.observation, precision="float32")
     alone = quick(only(given.observation, [3]), width=1, precision="float32")
     assert far(together.inputs[3], alone.inputs[0]) < 1e-2 and together.labels[3] == alone.labels[0]
+
+
+def test_how_long_things_take_does_not_enter_a_result(monkeypatch):
+    """Blocks shrink whenever they can here, and one worker or the other is slow."""
+    given = victims(count=12, dtype="float32", **VECTORS)
+    monkeypatch.setattr(crew, "COMPILING", {"cpu": 0.0})
+    spell, widths = crew.Programs.spell, set()
+
+    def slowed(slow):
+        def program(self, lanes, job, *rest):
+            widths.add(len(lanes.status))
+            if threading.current_thread().name.endswith(f"_{slow}"):
+                time.sleep(0.05)
+            return spell(self, lanes, job, *rest)
+
+        monkeypatch.setattr(crew.Programs, "spell", program)
+        return reconstruct(given.observation, QUICK, width=4, workers=2, precision="float32")
+
+    first, second = slowed(0), slowed(1)
+    assert len(widths) > 1
+    for name in ("inputs", "labels", "iterations", "evaluations", "objective"):
+        np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
 
 
 @pytest.mark.parametrize("spoil", [np.nan, np.inf, 0.0, 1e30])

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedveil import kept
 from fedveil.errors import ConfigError
 from fedveil.models.layers import Array, Params
 from fedveil.models.net import Model
@@ -94,11 +95,13 @@ class Fleet:
         draws = self.at_once * self.chunk * setting.local_steps
         self.widths = plan.batch_widths(self.simulator.law, self.simulator.partition, draws)
         self._looks: dict[Sight, Callable[..., Params]] = {}
-        self._empty = jax.jit(jax.vmap(partial(server.empty_sum, rule)))
-        self._round_keys = jax.jit(jax.vmap(keys.round_key, (0, None)))
+        empty, advance = partial(server.empty_sum, rule), partial(server.advance, self.task, rule)
+        chunk = partial(chunk_sum, self.task, rule)
         shared = (0, 0, None, None, *[0] * 6, None, None)  # the data, the round's number and its rate are everyone's
-        self._chunk = jax.jit(jax.vmap(partial(chunk_sum, self.task, rule), in_axes=shared), donate_argnums=0)
-        self._advance = jax.jit(jax.vmap(partial(server.advance, self.task, rule), (0, 0, 0, None)), donate_argnums=0)
+        self._empty = _mapped(empty, 0)
+        self._round_keys = _mapped(keys.round_key, (0, None))
+        self._chunk = _mapped(chunk, shared, donate=(0,))
+        self._advance = _mapped(advance, (0, 0, 0, None), donate=(0,))
 
     def train(self, sight: Sight = RELEASE, progress: Progress = lambda done, total: None) -> Trained:
         """Trains all of them to the end, as many at once as fit."""
@@ -216,6 +219,11 @@ class Fleet:
             axes = (0, None, None, 0, 0, 0, 0, 0, None, None)
             self._looks[sight] = jax.jit(jax.vmap(partial(_seen, self.task, sight), in_axes=axes))
         return self._looks[sight]
+
+
+def _mapped(function: Callable[..., Any], axes: Any, donate: tuple[int, ...] = ()) -> Callable[..., Any]:
+    """A function of one federation, for several at once."""
+    return kept.Jitted(jax.vmap(function, in_axes=axes), (Fleet, function, axes), donate)
 
 
 def _start(task: Task, rule: ServerRule, root: Array) -> ServerState:

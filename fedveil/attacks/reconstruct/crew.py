@@ -1,10 +1,12 @@
-"""Many attacks through few lanes: a queue, workers that each own a block of lanes, and blocks that shrink at the end.
+"""Many attacks through few lanes: workers that each own a queue and a block of lanes, and blocks that shrink at the end.
 
-A worker plays its block for a while, hands back the attacks that have ended, and fills their lanes from the queue. When the
+A worker plays its block for a while, hands back the attacks that have ended, and fills their lanes from its queue. When the
 queue is empty and half of its lanes are, it packs the rest into a block half as wide (down to an eighth of the first width:
 each width is one more program to compile). On a CPU there is one worker per core with a block that its cache can hold; on
-other devices one worker with all lanes that the memory holds. None of this enters an attack's result: lanes do not see each
-other, and nothing is keyed by a lane's number.
+other devices one worker with all lanes that the memory holds. None of this enters an attack's result but by rounding: lanes
+do not see each other, and nothing is keyed by a lane's number. Products of wide and narrow blocks may round differently, so
+who shares a block with whom, and when it shrinks, does not depend on how long anything takes: the same attacks on the same
+machine end the same.
 """
 
 from __future__ import annotations
@@ -24,19 +26,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedveil import kept
 from fedveil.attacks.catalog import Settings
 from fedveil.attacks.reconstruct.first_order import FirstOrder
 from fedveil.attacks.reconstruct.lanes import RUNNING, Lanes, Optimizer, Seen, StopRules, begin, play, stop_rules
 from fedveil.attacks.reconstruct.lbfgs import INNER, LBFGS, PAIRS
 from fedveil.attacks.reconstruct.objective import Job, Problem, evaluate
+from fedveil.models import flops
 from fedveil.models.layers import Params
+from fedveil.models.net import Net
 
 Tree = Any
 SPELL = 40  # evaluations between two looks at which attacks have ended
 CACHE_BYTES = 6e6  # what a block's pairs may take of a CPU's cache, each worker
-MEMORY_BYTES = 8e9  # what blocks may take of another device's memory
+MEMORY_SHARE = 0.2  # what blocks may take of another device's memory
 FREE = -1  # the status of a lane without an attack
 NARROWEST = 8  # a block shrinks to no less than this part of its first width
+COMPILING = {"cpu": 3e10}  # operations that take as long as compiling one more width
+COMPILING_ELSEWHERE = 3e13
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,6 @@ class Programs:
 
     problem: Problem
     seconds: float = 0.0
-    last_seconds: float = 0.0  # what the last spell took to compile
     _made: dict[tuple[str, Any, tuple[Any, ...]], Any] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -94,15 +100,10 @@ class Programs:
             if key not in self._made:
                 started = time.monotonic()
                 with _exactly():
-                    self._made[key] = jax.jit(function, donate_argnums=donate).lower(*args).compile()
-                taken = time.monotonic() - started
-                self.seconds += taken
-                self.last_seconds = taken if name == "spell" else self.last_seconds
+                    jitted, static = jax.jit(function, donate_argnums=donate), (Programs, name, self.problem, donate)
+                    self._made[key] = kept.program(jitted, args, static)
+                self.seconds += time.monotonic() - started
         return self._made[key](*args)
-
-    def knows(self, width: int) -> bool:
-        """Whether blocks so wide have been compiled."""
-        return any(name == "spell" and shapes[0][0][0] == width for name, _, shapes in self._made)
 
     def spell(self, lanes: Lanes, job: Job, shared: Params | None, length: int = SPELL) -> Lanes:
         """Up to `length` evaluations of every running lane."""
@@ -196,15 +197,16 @@ def run(
     workers = workers or ((os.cpu_count() or 1) if on_cpu else 1)
     if width is None:
         width = auto_width(programs.problem, starts.itemsize, jobs, on_cpu)
-        width = min(width, _power_of_two(-(-attacks // workers)))
+        width = min(width, _share(-(-attacks // workers), on_cpu))
     workers = min(workers, -(-attacks // width))
-    queue, halt = deque(range(attacks)), threading.Event()
+    halt = threading.Event()
     ended: dict[int, Ended] = {}
     x64 = starts.dtype == np.float64
 
-    def work(_: int) -> None:
+    def work(place: int) -> None:
         # The switch to 64 bits belongs to a thread.
         with jax.enable_x64(x64), jax.default_matmul_precision("highest"):
+            queue = deque(range(place, attacks, workers))
             worker = _Worker(programs, shared, starts, jobs, settings, width, queue, watch)
             while not halt.is_set() and worker.turn(ended):
                 progress(len(ended))
@@ -234,7 +236,7 @@ class _Worker:
         watch: Watch | None = None,
     ):
         self.programs, self.shared, self.starts, self.jobs, self.settings = programs, shared, starts, jobs, settings
-        self.queue, self.narrowest = queue, max(1, width // NARROWEST)
+        self.queue, self.narrowest, self.longest = queue, max(1, width // NARROWEST), 0
         self.watch, self.length = watch, SPELL if watch is None else 1
         self.owners = [_next(queue) for _ in range(width)]
         rows = self._rows()
@@ -259,7 +261,7 @@ class _Worker:
         if done:
             self._hand_back(done, ended)
             self._refill(done)
-        self._shrink(taken, max((e.iterations for e in list(ended.values())), default=0))
+        self._shrink()
         return True
 
     def _rows(self) -> np.ndarray:
@@ -287,6 +289,7 @@ class _Worker:
                 rescues=int(host.rescues[lane]),
                 trace=np.asarray(host.trace[lane, : self.settings.iterations + 1]),
             )
+            self.longest = max(self.longest, ended[owner].iterations)
             self.owners[lane] = None
 
     def _refill(self, done: list[int]) -> None:
@@ -298,7 +301,7 @@ class _Worker:
             fresh = _take(self.jobs, rows)
             self.lanes, self.job = self.programs.refill(self.lanes, self.job, self.starts[rows], fresh, which)
 
-    def _shrink(self, spell_seconds: float, longest: int) -> None:
+    def _shrink(self) -> None:
         """Half the lanes, or fewer, where they hold all that is left and what is saved is worth a compilation.
 
         What is left to do is guessed: no attack takes more iterations again than the longest that has ended.
@@ -309,15 +312,15 @@ class _Worker:
             narrower //= 2
         if not alive or narrower == width:
             return
-        left = min(longest, self.settings.iterations - int(np.asarray(self.lanes.iteration)[alive].min()))
+        left = min(self.longest, self.settings.iterations - int(np.asarray(self.lanes.iteration)[alive].min()))
         inner = INNER if self.settings.optimizer == "lbfgs" else 1
-        saved = spell_seconds * (1 - narrower / width) * left * inner / SPELL
-        if saved < self.programs.last_seconds and not self.programs.knows(narrower):
+        saved = operations(self.programs.problem) * (width - narrower) * left * inner
+        if saved < COMPILING.get(jax.default_backend(), COMPILING_ELSEWHERE):
             return
         free = [lane for lane in range(width) if self.owners[lane] is None]
-        kept = alive + free[: narrower - len(alive)]
-        self.lanes, self.job = self.programs.pack(self.lanes, self.job, np.array(kept))
-        self.owners = [self.owners[lane] for lane in kept]
+        rows = alive + free[: narrower - len(alive)]
+        self.lanes, self.job = self.programs.pack(self.lanes, self.job, np.array(rows))
+        self.owners = [self.owners[lane] for lane in rows]
 
 
 def _next(queue: deque[int]) -> int | None:
@@ -331,6 +334,16 @@ def _take(jobs: Job, rows: np.ndarray) -> Job:
     return jax.tree.map(lambda a: a[rows], jobs)
 
 
+def operations(problem: Problem) -> float:
+    """Roughly what one evaluation of one attack costs: some ten forward passes, and four passes over the pairs."""
+    if isinstance(problem.model, Net):
+        forward = sum(product.operations for product in flops.products(problem.model)) * problem.examples
+    else:
+        forward = 100 * problem.content
+    pairs = 8 * PAIRS * problem.size if problem.settings.optimizer == "lbfgs" else 0
+    return 10.0 * forward * problem.steps + pairs
+
+
 def auto_width(problem: Problem, itemsize: int, jobs: Job, on_cpu: bool) -> int:
     """Lanes in a block: as many as the cache of a CPU can hold the pairs of, or as a part of a device's memory holds."""
     pairs = (
@@ -339,7 +352,23 @@ def auto_width(problem: Problem, itemsize: int, jobs: Job, on_cpu: bool) -> int:
     if on_cpu:
         return _power_of_two(int(min(32, max(1, CACHE_BYTES // pairs))))
     job = sum(a.nbytes // max(1, len(a)) for a in jax.tree.leaves(jobs))
-    return _power_of_two(int(max(1, MEMORY_BYTES // (pairs + 6 * job + 200 * problem.content * itemsize))))
+    return _power_of_two(int(max(1, _room() // (pairs + 6 * job + 200 * problem.content * itemsize))))
+
+
+def _room() -> float:
+    """Bytes that blocks may take on a device that is no CPU; 8 GB where it does not say how many it has."""
+    try:
+        limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 40e9)
+    except Exception:  # a device that cannot be asked
+        limit = 40e9
+    return MEMORY_SHARE * float(limit)
+
+
+def _share(attacks: int, on_cpu: bool) -> int:
+    """Lanes for so many attacks: a power of two, on a CPU no lane more than attacks; elsewhere some may stay empty rather
+    than leave attacks for a second turn that takes as long as the first."""
+    width = _power_of_two(attacks)
+    return width if on_cpu or width == attacks else 2 * width
 
 
 def _power_of_two(number: int) -> int:
