@@ -77,14 +77,16 @@ class Jitted:
 
         self._jitted, self._static = jax.jit(function, donate_argnums=donate), (static, donate)
         self._made: dict[Any, Any] = {}
+        self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
         import jax
 
         leaves, tree = jax.tree.flatten(args)
         key = (tree, *((a.shape, a.dtype) for a in leaves))
-        if key not in self._made:
-            self._made[key] = program(self._jitted, args, self._static)
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = program(self._jitted, args, self._static)
         return self._made[key](*args)
 
 

@@ -11,8 +11,11 @@ them as it stands. Under the other laws a batch that misses a record is smaller 
 
 from __future__ import annotations
 
+import itertools
 import math
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedveil import kept
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, Interrupted
 from fedveil.models.layers import Array, Params
 from fedveil.models.net import Model
 from fedveil.rounds import client as client_part
@@ -91,7 +94,8 @@ class Fleet:
         setting, rule = self.task.setting, self.simulator.rule
         lanes = lanes or _lanes(federation)
         self.chunk = min(lanes, setting.per_round)
-        self.at_once = _even(len(self.seeds), max(1, lanes // self.chunk))
+        most = min(lanes // self.chunk, math.ceil(len(self.seeds) / self.simulator.lanes))
+        self.at_once = _even(len(self.seeds), max(1, most))
         draws = self.at_once * self.chunk * setting.local_steps
         self.widths = plan.batch_widths(self.simulator.law, self.simulator.partition, draws)
         self._looks: dict[Sight, Callable[..., Params]] = {}
@@ -104,16 +108,28 @@ class Fleet:
         self._advance = _mapped(advance, (0, 0, 0, None), donate=(0,))
 
     def train(self, sight: Sight = RELEASE, progress: Progress = lambda done, total: None) -> Trained:
-        """Trains all of them to the end, as many at once as fit."""
-        parts, rounds = self.parts(), self.federation.rounds
-        last = self._when(sight)
-        models, not_finite = [], []
-        with jax.enable_x64(self.task.dtype == "float64"):
-            for place, who in enumerate(parts):
-                step = lambda done, start=place * rounds: progress(start + done, len(parts) * rounds)  # noqa: E731
+        """Trains all of them to the end, as many at once as fit; on a CPU one part of them on each core."""
+        parts, last = self.parts(), self._when(sight)
+        done, total = itertools.count(1), len(parts) * self.federation.rounds
+        lock, halt = threading.Lock(), threading.Event()
+
+        def step() -> None:
+            if halt.is_set():  # an interrupt must not wait for federations that nobody will look at
+                raise Interrupted
+            with lock:
+                progress(next(done), total)
+
+        def play(who: np.ndarray) -> tuple[Params, np.ndarray]:
+            with jax.enable_x64(self.task.dtype == "float64"):  # belongs to a thread
                 seen, lost = self._train(who, sight, last[who], step)
-                models.append(jax.device_get(seen))
-                not_finite.append(lost)
+                return jax.device_get(seen), lost
+
+        with ThreadPoolExecutor(self.simulator.lanes) as pool:
+            try:
+                models, not_finite = zip(*pool.map(play, parts), strict=True)
+            except BaseException:
+                halt.set()
+                raise
         count = len(self.seeds)
         whole = jax.tree.map(lambda *each: np.concatenate(each)[:count], *models)
         return Trained(whole, np.concatenate(not_finite)[:count])
@@ -124,7 +140,7 @@ class Fleet:
         return [np.arange(first, first + self.at_once) % count for first in range(0, count, self.at_once)]
 
     def _train(
-        self, who: np.ndarray, sight: Sight, when: np.ndarray, progress: Callable[[int], None]
+        self, who: np.ndarray, sight: Sight, when: np.ndarray, step: Callable[[], None]
     ) -> tuple[Params, np.ndarray]:
         """What is seen of the federations `who`, each in round `when`; and how many updates were not finite in each."""
         roots, state = self.start(who)
@@ -135,7 +151,7 @@ class Fleet:
                 seen = _where(when == number, self._look(state, who, roots, number, sight), seen)
             state, broken = self.round(state, who, roots, number)
             not_finite.append(broken)
-            progress(number + 1)
+            step()
         if not sight.local:
             seen = self._look(state, who, roots, rounds, sight)
         return seen, np.sum(jax.device_get(not_finite), axis=0)
