@@ -115,7 +115,7 @@ class Fleet:
 
         def step() -> None:
             if halt.is_set():  # an interrupt must not wait for federations that nobody will look at
-                raise Interrupted
+                raise Interrupted("shadow federations: stopped")
             with lock:
                 progress(next(done), total)
 
