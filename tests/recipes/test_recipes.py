@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -139,7 +140,7 @@ def test_a_table_shows_published_measured_gap_and_what_was_not_run(counted, tmp_
     assert known["Fed-SDP", "value"].measured is None and known["Fed-SDP", "value"].seeds == 0
     text = "\n".join(section(recipe, cache))
     assert "not run (0.928)" in text and "0.900" in text
-    assert "1 of 2 runs, 0 seconds in all. half the clients: Fed-CDP, K=1000 10%." in text
+    assert re.search(r"1 of 2 runs, \d+ seconds in all\. half the clients: Fed-CDP, K=1000 10%\.", text)
 
 
 def test_numbers_are_reached_by_dots_and_what_is_no_number_is_none():
