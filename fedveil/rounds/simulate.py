@@ -542,7 +542,7 @@ def _options() -> dict[str, str | bool]:
 
     On a CPU the widest vectors that it has: Threefry's rounds take 0.6 of the time with them. On a graphics card kernels
     that do not wait for each other side by side: a step's noise is bound by arithmetic and what goes on beside it by
-    memory, so that a run under Fed-CDP takes 2.01 instead of 2.21 s, one without a defence 1.77 instead of 1.87 (H200).
+    memory, so that a run under Fed-CDP takes 2.01 instead of 2.21 s, one without a defence 1.78 instead of 1.87 (H200).
     """
     options: dict[str, str | bool] = {}
     if jax.default_backend() == "gpu":
