@@ -216,14 +216,15 @@ def _surroundings() -> str:
     """What else does not change while a process runs: versions, processor, device, variables."""
     import jax
 
+    from fedveil.rounds.simulate import cores
+
     first = jax.devices()[0]
     if first.platform not in PLATFORMS:
         raise Untold(first)
     versions = [metadata.version(name) for name in VERSIONS]
     variables = sorted(item for item in os.environ.items() if item[0].startswith(VARIABLES))
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     device = (first.platform, first.device_kind, first.client.platform_version, len(jax.devices()))
-    return repr((sys.version, versions, machine(), os.cpu_count(), usable, device, variables))
+    return repr((sys.version, versions, machine(), os.cpu_count(), cores(), device, variables))
 
 
 def signature() -> Signature:

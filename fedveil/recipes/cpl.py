@@ -178,8 +178,11 @@ def fig_11(size: Size) -> list[Cell]:
 def _batches(row: str, sizes: Iterable[int], size: Size) -> list[Cell]:
     """Faces in batches, of clients that hold two people each: the same number of faces whatever the size."""
     held = ("data.partition=classes", "data.classes_per_client=2")
-    made = [_attack(row, str(batch), "lfw", size) for batch in sizes if batch == 1]
-    for batch in (b for b in sizes if b > 1):
+    made = []
+    for batch in sizes:
+        if batch == 1:
+            made.append(_attack(row, "1", "lfw", size))
+            continue
         count = size.pick(full=100 // batch, quick=2)
         how = (*held, f"train.batch={batch}", f"attack.images={count}")
         made.append(_attack(row, str(batch), "lfw", size, *how, note=f"{count} batches of {batch}"))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from fedveil.recipes.cache import Cache
 from fedveil.recipes.cell import FULL, QUICK, Measure, Recipe, Size
 from fedveil.recipes.published import claims_of
+from fedveil.recipes.run import jobs_of
 from fedveil.recipes.table import Entry, chart, entries, number
 from fedveil.report.tables import table_markdown
 
@@ -78,8 +79,8 @@ def _size(recipe: Recipe, size: Size, cache: Cache) -> list[str]:
 
 def _time(recipe: Recipe, size: Size, cache: Cache) -> str:
     """How many runs the numbers come from, and what these took."""
-    jobs = {job.digest: job for cell in recipe.cells(size) for job in cell.jobs()}
-    rows = [row for row in (cache.get(job) for job in jobs.values()) if row is not None]
+    jobs = jobs_of([recipe], size)
+    rows = [row for row in (cache.get(job) for _, job in jobs.values()) if row is not None]
     seconds = sum(row["seconds"] for row in rows)
     took = f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"
     missing = f" of {len(jobs)}" if len(rows) < len(jobs) else ""

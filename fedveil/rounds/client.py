@@ -209,8 +209,9 @@ def _clipped_sum(
     context = _context(task, draws.get("dropout"))
     if stage is not None:
         bound = jnp.asarray(stage.example_bound(_at(task, now, draws["example/0"], divisor)), task.dtype)
-        clipping = {"linear": clipping_linear(bound), "affine": clipping_affine(bound), "first": clipping_first(bound)}
-        context = replace(context, **clipping)
+        context = replace(
+            context, linear=clipping_linear(bound), affine=clipping_affine(bound), first=clipping_first(bound)
+        )
     loss, total = jax.value_and_grad(_loss)(params, task.model, x, y, mask, context)
     return total, loss
 

@@ -233,7 +233,7 @@ class Fleet:
         """The compiled look, kept for the next one."""
         if sight not in self._looks:
             axes = (0, None, None, 0, 0, 0, 0, 0, None, None)
-            self._looks[sight] = jax.jit(jax.vmap(partial(_seen, self.task, sight), in_axes=axes))
+            self._looks[sight] = _mapped(partial(_seen, self.task, sight), axes)
         return self._looks[sight]
 
 
