@@ -1,4 +1,4 @@
-"""What several tests share: calling the command line inside the test's own process."""
+"""What several tests share: calling the command line inside the test's own process, machines that are not here."""
 
 from __future__ import annotations
 
@@ -49,6 +49,15 @@ def fedveil_cli() -> Callable[..., Answer]:
         return Answer(code, out.getvalue(), err.getvalue(), [str(w.message) for w in caught])
 
     return call
+
+
+@pytest.fixture
+def a_card() -> contextlib.AbstractContextManager[object]:
+    """Within it, programs may be lowered for a graphics card; none need be here."""
+    import jax
+
+    device = jax.sharding.AbstractDevice("NVIDIA H200", num_cores=None, platform="gpu")
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("card",), abstract_device=device))
 
 
 @pytest.fixture

@@ -32,14 +32,18 @@ def suits(key: Array, dtype: Any) -> bool:
 
 def normal(key: Array, count: int) -> Array:
     """`count` independent standard normal numbers in float32."""
-    blocks, words = (count + 1) // 2, jax.random.key_data(key)
+    return jnp.concatenate(halves(key, (count + 1) // 2))[:count]
+
+
+def halves(key: Array, blocks: int) -> tuple[Array, Array]:
+    """Twice so many independent standard normal numbers in float32: the first of each pair, and the second."""
+    words = jax.random.key_data(key)
     # Computed once, for both halves: a compiler that joins them with what reads them would draw every block twice.
     if jax.default_backend() == "cpu":
         drawn = _in_turns(words, blocks)
-        both = (jnp.real(drawn), jnp.imag(drawn))
-    else:
-        both = jax.lax.optimization_barrier(_drawn(words, jax.lax.iota(jnp.uint32, blocks)))  # type: ignore[no-untyped-call]
-    return jnp.concatenate(both)[:count]
+        return jnp.real(drawn), jnp.imag(drawn)
+    both = _drawn(words, jax.lax.iota(jnp.uint32, blocks))
+    return jax.lax.optimization_barrier(both)  # type: ignore[no-untyped-call]
 
 
 def _drawn(key: Array, counters: Array) -> tuple[Array, Array]:

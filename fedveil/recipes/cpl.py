@@ -461,7 +461,8 @@ RECIPES: tuple[Recipe, ...] = (
         f"{SMALLER} (inverting: 500); the other attacks on LFW and MNIST only",
         f"{NET}; inverting matches directions under a prior, so its gradient distance rarely falls below the paper's "
         "threshold, and its iterations then are all that it was given: 10,000, as the published counts exceed its usual "
-        "4,800",
+        "4,800; steps by the sign alone come near a colour image slowly (8 faces: SSIM 0.70 after 3,000 iterations, 0.89 "
+        "after 10,000), and neither more nor less of the prior makes it quicker",
     ),
     _table(
         3,

@@ -15,15 +15,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial, wraps
-from pathlib import Path
+from functools import lru_cache, partial, wraps
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil import kept
+from fedveil import compiler, kept
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
 from fedveil.errors import RunError
@@ -121,8 +120,8 @@ class Programs:
         """The program for these arguments, compiled now if it was not yet."""
         shapes = tuple((np.shape(a), a.dtype if hasattr(a, "dtype") else type(a)) for a in jax.tree.leaves(args))
         if shapes not in self.programs:
-            started = time.monotonic()
-            self.programs[shapes] = kept.program(self.jitted, args, self.static, _options())
+            started, options = time.monotonic(), compiler.side_by_side() | compiler.wide_vectors()
+            self.programs[shapes] = kept.program(self.jitted, args, self.static, options)
             self.owner.compile_seconds += time.monotonic() - started
         return self.programs[shapes]
 
@@ -534,35 +533,6 @@ def parameter_count(task: Task) -> int:
 def _counted(model: Model) -> int:
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     return sum(math.prod(a.shape) for a in jax.tree.leaves(shapes))
-
-
-@cache
-def _options() -> dict[str, str | bool]:
-    """For the compiler, where it knows them.
-
-    On a CPU the widest vectors that it has: Threefry's rounds take 0.6 of the time with them. On a graphics card kernels
-    that do not wait for each other side by side: a step's noise is bound by arithmetic and what goes on beside it by
-    memory, so that a run under Fed-CDP takes 2.01 instead of 2.21 s, one without a defence 1.78 instead of 1.87 (H200).
-    """
-    options: dict[str, str | bool] = {}
-    if jax.default_backend() == "gpu":
-        options = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
-    elif jax.default_backend() == "cpu" and "avx512f" in _processor():
-        options = {"xla_cpu_prefer_vector_width": "512"}
-    if not options:
-        return {}
-    try:
-        jax.jit(lambda x: x).lower(0.0).compile(compiler_options=options)
-    except Exception:  # a compiler that does not know the option
-        return {}
-    return options
-
-
-def _processor() -> str:
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def cores() -> int:

@@ -7,8 +7,10 @@ import pytest
 from lbfgs_reference import Reference
 
 from fedveil.attacks.catalog import settings
+from fedveil.attacks.reconstruct import card
 from fedveil.attacks.reconstruct.lanes import RUNNING, STALLED, Seen, begin, play, stop_rules
 from fedveil.attacks.reconstruct.lbfgs import LBFGS
+from fedveil.models import kernels
 
 SIZE, ITERATIONS = 12, 8
 STIFFNESS = (3.0, 10.0, 30.0)  # one lane each
@@ -110,3 +112,19 @@ def test_a_lane_that_breaks_goes_back_to_its_best_point_and_its_neighbour_does_n
         both, alone = run([9.0, 1.2]), run([1.2])
     assert int(both.rescues[0]) > 0 and int(both.rescues[1]) == 0
     assert float(both.best_value[0]) < 1e-6 and np.array_equal(both.best[1], alone.best[0])
+
+
+@pytest.mark.parametrize("shape", [(3, 101, 700), (2, 5, 256), (1, 17, 3)])
+def test_the_kernel_for_graphics_cards_gives_the_products(shape, monkeypatch):
+    monkeypatch.setattr(kernels, "INTERPRET", True)
+    rng = np.random.default_rng(1)
+    rows, vectors = rng.normal(size=shape), rng.normal(size=(2, shape[0], shape[2]))
+    got = jax.jit(card.products)(*(jnp.asarray(a, jnp.float32) for a in (rows, *vectors)))
+    np.testing.assert_allclose(got, np.einsum("asn,kan->ask", rows, vectors), rtol=1e-4, atol=1e-4)
+
+
+def test_the_kernel_lowers_for_a_graphics_card(a_card):
+    rows, vector = jnp.zeros((4, 101, 3072), jnp.float32), jnp.zeros((4, 3072), jnp.float32)
+    with a_card:
+        text = jax.jit(card.products).trace(rows, vector, vector).lower(lowering_platforms=("cuda",)).as_text()
+    assert "triton" in text

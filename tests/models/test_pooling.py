@@ -84,11 +84,10 @@ def test_the_kernel_has_a_bias_and_takes_clients_of_their_own_weights(inputs, mo
     close(quick, jax.jit(jax.vmap(jax.value_and_grad(plain)))(clients, x), {"rtol": 1e-3, "atol": 1e-4})
 
 
-def test_the_kernel_lowers_for_a_graphics_card():
+def test_the_kernel_lowers_for_a_graphics_card(a_card):
     x, w = jnp.zeros((2, 5, 28, 28, 1), jnp.float32), jnp.zeros((2, 3, 3, 1, 32), jnp.float32)
     step = jax.vmap(jax.grad(lambda w, x: pooling.first({"w": w}, x).sum()))
-    card = jax.sharding.AbstractDevice("NVIDIA H200", num_cores=None, platform="gpu")  # none need be here
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("card",), abstract_device=card)):
+    with a_card:
         assert "triton" in jax.jit(step).trace(w, x).lower(lowering_platforms=("cuda",)).as_text()
 
 

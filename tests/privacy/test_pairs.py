@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.privacy import noise, pairs
@@ -72,3 +74,37 @@ def test_noise_takes_pairs_in_float32_and_the_librarys_own_draw_in_float64():
     with jax.enable_x64(True):
         double = noise.gaussian(key, {"a": jnp.zeros(15, jnp.float64)}, 2.0)["a"]
         np.testing.assert_allclose(double, 2.0 * jax.random.normal(key, (15,), jnp.float64))
+
+
+def parts_of(shapes):
+    like = {name: jnp.zeros(shape, jnp.float32) for name, shape in shapes.items()}
+    return {name: np.asarray(part) for name, part in noise.gaussian(jax.random.key(4), like, 1.0).items()}
+
+
+def test_arrays_of_a_tree_take_parts_of_two_rows_that_do_not_overlap():
+    """The largest first, each where a multiple of eight numbers begins, in the row that is emptiest."""
+    shapes = {"a": (3,), "b": (5, 8), "c": (2, 15), "d": (7,)}
+    rows = [np.asarray(row) for row in pairs.halves(jax.random.key(4), 40)]
+    found = parts_of(shapes)
+    for name, (row, start) in {"b": (0, 0), "c": (1, 0), "d": (1, 32), "a": (0, 40)}.items():
+        assert found[name].shape == shapes[name]
+        if name != "a":  # which is past the 40 that were drawn here
+            part = found[name].ravel()
+            np.testing.assert_allclose(part, rows[row][start : start + part.size], rtol=1e-5, atol=1e-6)
+
+
+def test_an_array_too_large_for_a_row_runs_over():
+    shapes = {"a": (3,), "b": (50, 8), "c": (10,)}
+    whole = np.asarray(pairs.normal(jax.random.key(4), 2 * 216))
+    for name, part in parts_of(shapes).items():
+        start = {"b": 0, "c": 400, "a": 416}[name]
+        np.testing.assert_allclose(part.ravel(), whole[start : start + part.size], rtol=1e-5, atol=1e-6)
+
+
+@given(sizes=st.lists(st.integers(1, 400), min_size=1, max_size=12))
+@settings(max_examples=25, deadline=None)
+def test_no_number_of_a_draw_is_used_twice(sizes):
+    found = parts_of({str(number): (size,) for number, size in enumerate(sizes)})
+    every = np.concatenate([part.ravel() for part in found.values()])
+    assert len(every) == sum(sizes)
+    assert len(np.unique(every)) == len(every)

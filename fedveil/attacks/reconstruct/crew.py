@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil import kept
+from fedveil import compiler, kept
 from fedveil.attacks.catalog import Settings
 from fedveil.attacks.reconstruct.first_order import FirstOrder
 from fedveil.attacks.reconstruct.lanes import RUNNING, Lanes, Optimizer, Seen, StopRules, begin, play, stop_rules
@@ -101,7 +101,7 @@ class Programs:
                 started = time.monotonic()
                 with _exactly():
                     jitted, static = jax.jit(function, donate_argnums=donate), (Programs, name, self.problem, donate)
-                    self._made[key] = kept.program(jitted, args, static)
+                    self._made[key] = kept.program(jitted, args, static, compiler.side_by_side())
                 self.seconds += time.monotonic() - started
         return self._made[key](*args)
 

@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedveil.attacks.reconstruct import card
 from fedveil.attacks.reconstruct.lanes import Lanes, Seen
 from fedveil.models.layers import Array
 
@@ -139,9 +140,7 @@ def direction(pairs: Pairs, g: Array, s: Array, y: Array, fresh: Array) -> tuple
     at = jnp.where(taken, pairs.slot, slots)
     new_s, new_y = _put(pairs.s, at, s, taken), _put(pairs.y, at, y, taken)
     # The pairs are read after they are written and only then: read before, they would be copied in every step.
-    products = jnp.stack([y, g], axis=1)
-    on_s = jnp.einsum("asn,akn->ask", new_s, products)
-    on_y = jnp.einsum("asn,akn->ask", new_y, products)
+    on_s, on_y = _products(new_s, y, g), _products(new_y, y, g)
 
     here = jax.nn.one_hot(at, slots + 1, dtype=bool) & taken[:, None]
     kept = jnp.where(here, 0.0, pairs.valid)
@@ -170,6 +169,13 @@ def _times(pairs: Pairs, g: Array, s_g: Array, y_g: Array) -> Array:
     b = jnp.einsum("aij,ai->aj", pairs.inverse, inner * pairs.valid) * pairs.valid
     moved = jnp.einsum("as,asn->an", b, pairs.s) - guess * jnp.einsum("as,asn->an", a, pairs.y)
     return guess * g + moved
+
+
+def _products(rows: Array, first: Array, second: Array) -> Array:
+    """[attacks, slots, 2]: every row times each of the two vectors, the rows read once."""
+    if card.suits(rows):
+        return card.products(rows, first, second)
+    return jnp.einsum("asn,akn->ask", rows, jnp.stack([first, second], axis=1))
 
 
 def _dot(a: Array, b: Array) -> Array:
