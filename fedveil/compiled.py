@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from fedveil.folders import user_cache
+from fedveil.hardware import processor
 
 SETTING = "FEDVEIL_COMPILED"
 MOST = 512 * 2**20  # bytes; beyond it the oldest programs go
@@ -44,11 +45,8 @@ def _usual() -> Path:
 def machine() -> str:
     """Which processor, and which JAX: ten letters."""
     said = [platform.machine(), platform.processor()]
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        said += [
-            next((line for line in lines if line.startswith(key)), "") for key in ("model name", "flags", "Features")
-        ]
+    lines = processor().splitlines()
+    said += [next((line for line in lines if line.startswith(key)), "") for key in ("model name", "flags", "Features")]
     with contextlib.suppress(metadata.PackageNotFoundError):
         said.append(metadata.version("jaxlib"))
     return hashlib.sha256("\n".join(said).encode()).hexdigest()[:10]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import jax
+
+from fedveil.hardware import processor
 
 Options = dict[str, str | bool]
 
@@ -21,7 +22,7 @@ def side_by_side() -> Options:
 
 def wide_vectors() -> Options:
     """On a CPU, the widest vectors that it has: Threefry's rounds take 0.6 of the time with them."""
-    wide = jax.default_backend() == "cpu" and "avx512f" in _processor()
+    wide = jax.default_backend() == "cpu" and "avx512f" in processor()
     return _known("xla_cpu_prefer_vector_width", "512") if wide else {}
 
 
@@ -34,11 +35,3 @@ def _known(name: str, value: str) -> Options:
     except Exception:  # what it says then differs from version to version
         return {}
     return options
-
-
-@cache
-def _processor() -> str:
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -28,6 +28,7 @@ from types import FunctionType
 from typing import Any
 
 from fedveil.compiled import machine, make_room
+from fedveil.hardware import cores
 
 MOST = 512 * 2**20  # bytes, and
 MOST_FILES = 800  # names, about two for each program; beyond them the programs that were not used for longest go
@@ -215,8 +216,6 @@ def _source(sources: Signature) -> str:
 def _surroundings() -> str:
     """What else does not change while a process runs: versions, processor, device, variables."""
     import jax
-
-    from fedveil.rounds.simulate import cores
 
     first = jax.devices()[0]
     if first.platform not in PLATFORMS:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-from scipy.stats import t as student
+from scipy.stats import norm
 
 from fedveil.attacks.reconstruct.run import Reconstruction
 from fedveil.errors import RunError, unknown_name
@@ -69,7 +69,7 @@ class Scores:
         """The JSON document: rates with their intervals, quality, cost."""
         done, items = self.reconstruction, self.items
         counted = self._iterations_of_successes()
-        low, high = interval(self.success.mean(axis=1), done.seed)
+        low, high = interval(self.success.mean(axis=1), done.attack)
         return {
             "success_rate": float(self.success.mean()),
             "interval": [low, high],
@@ -176,19 +176,14 @@ def _each(function: Callable[[np.ndarray, np.ndarray], float], a: np.ndarray, b:
     return np.array([[function(m, n) for m, n in zip(p, q, strict=True)] for p, q in zip(a, b, strict=True)])
 
 
-def interval(success: np.ndarray, seed: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """A confidence interval of a success rate: success [attacks] in [0, 1], seed [attacks].
+def interval(success: np.ndarray, victim: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval of a success rate over victims: success [attacks] in [0, 1], victim [attacks].
 
-    Several seeds: Student's interval of the seeds' rates, the images being the same under each. One seed: Wilson's interval
-    over the images.
+    Starts of one victim are not independent (who resists one resists most), so they count as one: an interval over starts
+    would be as narrow as no number of victims allows.
     """
-    seeds = np.unique(seed)
-    rates = np.array([success[seed == s].mean() for s in seeds])
-    if len(seeds) > 1:
-        half = float(student.ppf(0.5 + level / 2, len(seeds) - 1) * rates.std(ddof=1) / math.sqrt(len(seeds)))
-        return max(0.0, float(rates.mean()) - half), min(1.0, float(rates.mean()) + half)
-    count, rate = len(success), float(rates[0])
-    z = float(student.ppf(0.5 + level / 2, 1e9))
+    count, rate = len(np.unique(victim)), float(success.mean())
+    z = float(norm.ppf(0.5 + level / 2))
     middle = (rate + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
     return max(0.0, middle - half), min(1.0, middle + half)

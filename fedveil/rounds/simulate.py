@@ -8,7 +8,6 @@ agree to rounding; so do different chunk sizes. Cost per round grows with the cl
 from __future__ import annotations
 
 import math
-import os
 import time
 import weakref
 from collections import deque
@@ -26,6 +25,7 @@ from fedveil import compiler, kept
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
 from fedveil.errors import RunError
+from fedveil.hardware import cores
 from fedveil.models import flops
 from fedveil.models.layers import Array, Params
 from fedveil.models.net import Model, Net
@@ -533,11 +533,6 @@ def parameter_count(task: Task) -> int:
 def _counted(model: Model) -> int:
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     return sum(math.prod(a.shape) for a in jax.tree.leaves(shapes))
-
-
-def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def extra_cost(task: Task) -> float:

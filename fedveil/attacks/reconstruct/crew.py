@@ -11,7 +11,6 @@ machine end the same.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -32,6 +31,7 @@ from fedveil.attacks.reconstruct.first_order import FirstOrder
 from fedveil.attacks.reconstruct.lanes import RUNNING, Lanes, Optimizer, Seen, StopRules, begin, play, stop_rules
 from fedveil.attacks.reconstruct.lbfgs import INNER, LBFGS, PAIRS
 from fedveil.attacks.reconstruct.objective import Job, Problem, evaluate
+from fedveil.hardware import cores
 from fedveil.models import flops
 from fedveil.models.layers import Params
 from fedveil.models.net import Net
@@ -194,7 +194,7 @@ def run(
     """
     attacks = len(starts)
     on_cpu = jax.default_backend() == "cpu"
-    workers = workers or ((os.cpu_count() or 1) if on_cpu else 1)
+    workers = workers or (cores() if on_cpu else 1)
     if width is None:
         width = auto_width(programs.problem, starts.itemsize, jobs, on_cpu)
         width = min(width, _share(-(-attacks // workers), on_cpu))
