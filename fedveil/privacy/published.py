@@ -104,15 +104,10 @@ def moments(sigma: float, rate: float, steps: int, delta: float) -> float | None
 @lru_cache(maxsize=256)
 def moments_pld(sigma: float, rate: float, steps: int, delta: float) -> float | None:
     """The same sampled Gaussian steps, as many as were made, by privacy loss distributions."""
-    one = accountants.sampled_gaussian(sigma, rate, accountants.grid_for(_limit(sigma, rate, steps, delta)))
+    deviation, furthest = accountants.one_step(sigma, rate)
+    grid = accountants.grid_for(deviation, steps, furthest, delta)
+    one = accountants.sampled_gaussian(sigma, rate, grid)
     return _finite(one.self_compose(steps).get_epsilon_for_delta(delta))
-
-
-def _limit(sigma: float, rate: float, steps: int, delta: float) -> float | None:
-    """About the ε of many sampled steps, by the central limit of their losses: no bound, enough to choose a grid."""
-    with np.errstate(over="ignore"):
-        mu = rate * math.sqrt(steps) * float(np.sqrt(np.expm1(1.0 / sigma**2)))
-    return dp.get_epsilon_gaussian(1.0 / mu, delta) if 1e-6 < mu < 1e3 else None
 
 
 def _one_step(sigma: float, rate: float, delta: float) -> tuple[float, float]:
