@@ -35,6 +35,7 @@ ALWAYS: Mixture = ((1.0, 1.0),)
 
 ORDERS = (1.25, 1.5, 2, 2.5, *range(3, 32), *range(32, 65, 8), 80, 96, 128, 192, 256, 512)
 SHORTEST, LONGEST = 32, 2**17  # widths of the grid of losses in ε, at least and at most
+COARSEST = 1.0  # grid that is worth composing on
 REACH = 10.0  # standard deviations of the noise: what lies beyond has probability below 1e-22
 TAIL = 1e-13  # probability of an outcome that is not worked out but counted as a failure (added to δ)
 
@@ -76,7 +77,10 @@ def epsilon(rounds: tuple[tuple[Round, int], ...], delta: float, accountant: str
         return None
     if any(_faint(one) for one, _ in rounds):
         return _rdp(rounds, left)
-    found = _pld(rounds, left, grid_for(*_losses(rounds), left))
+    grid = grid_for(*_losses(rounds), left)
+    if grid > COARSEST:  # ε in the ten thousands: nobody asks for its digits
+        return _rdp(rounds, left)
+    found = _pld(rounds, left, grid)
     return _rdp(rounds, left) if found is None else found  # where losses run off the grid
 
 
@@ -105,7 +109,9 @@ def grid_for(deviation: float, steps: float, furthest: float, delta: float) -> f
 
 def one_step(sigma: float, rate: float) -> tuple[float, float]:
     """About the deviation of a sampled Gaussian step's loss (exact where it is small), and how far that loss reaches."""
-    return rate * math.sqrt(math.expm1(min(1.0 / sigma**2, 30.0))), REACH / sigma + 0.5 / sigma**2
+    drawn = 1.0 / sigma + 0.5 / sigma**2  # about the loss of a step that is known to use the unit
+    hidden = rate * math.sqrt(math.expm1(min(1.0 / sigma**2, 30.0)))
+    return min(hidden, math.sqrt(rate) * drawn), REACH / sigma + 0.5 / sigma**2
 
 
 def _losses(rounds: Sequence[tuple[Round, int]]) -> tuple[float, float, float]:

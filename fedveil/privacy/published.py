@@ -105,7 +105,7 @@ def moments(sigma: float, rate: float, steps: int, delta: float) -> float | None
 def moments_pld(sigma: float, rate: float, steps: int, delta: float) -> float | None:
     """The same sampled Gaussian steps, as many as were made, by privacy loss distributions."""
     deviation, furthest = accountants.one_step(sigma, rate)
-    grid = accountants.grid_for(deviation, steps, furthest, delta)
+    grid = min(accountants.grid_for(deviation, steps, furthest, delta), accountants.COARSEST)
     one = accountants.sampled_gaussian(sigma, rate, grid)
     return _finite(one.self_compose(steps).get_epsilon_for_delta(delta))
 

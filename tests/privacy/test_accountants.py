@@ -79,3 +79,8 @@ def test_pure_steps_compose_as_coins_do(epsilon, times):
     found = accountants.epsilon(((Round(((1.0, 1.0 / epsilon),), law="laplace"), times),), DELTA, "pld")
     assert delta(found) <= DELTA * (1 + 1e-6)
     assert delta(found * (1 - 1e-3)) > DELTA
+
+
+def test_losses_beyond_any_grid_fall_back_on_renyi():
+    rounds = gaussian(0.06, 1, 1.0, 10**6)
+    assert accountants.epsilon(rounds, DELTA, "pld") == accountants.epsilon(rounds, DELTA, "rdp") < math.inf
