@@ -97,7 +97,7 @@ def grid_for(deviation: float, steps: float, furthest: float, delta: float) -> f
     """The width of the grid of losses: fine enough for three digits of ε, and no finer.
 
     What a grid of width h adds to a step's loss has a variance of about h²/6, so ε grows by (h/deviation)²/12 of itself,
-    whatever the number of steps: 0.0006 at most. `deviation` is that of one step's loss. Where single losses reach far
+    whatever the number of steps: some 0.0006 at most. `deviation` is that of one step's loss. Where single losses reach far
     beyond it (`furthest`: little noise, used rarely) a grid as fine would be too long: ε comes out larger by a few widths.
     """
     whole = deviation * math.sqrt(steps)
