@@ -57,7 +57,9 @@ def a_card() -> contextlib.AbstractContextManager[object]:
     import jax
 
     device = jax.sharding.AbstractDevice("NVIDIA H200", num_cores=None, platform="gpu")
-    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("card",), abstract_device=device))
+    kinds = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((1,), ("card",), axis_types=kinds, abstract_device=device)
+    return jax.sharding.use_abstract_mesh(mesh)
 
 
 @pytest.fixture

@@ -33,10 +33,8 @@ from fedveil import api
 from fedveil.bench import round as rounds
 from fedveil.bench.rows import row
 from fedveil.models import flops
-from fedveil.models.layers import Array, Context
+from fedveil.models.layers import Array
 from fedveil.models.net import Net
-from fedveil.models.pooling import first
-from fedveil.models.products import half_patches, quick_linear
 from fedveil.privacy import noise
 from fedveil.rounds import client, keys
 from fedveil.rounds.client import Local, Now, Task
@@ -168,8 +166,7 @@ class Loops:
 
     def forward(self) -> Turn:
         """Losses alone."""
-        patches = half_patches if self.task.half else None
-        context = Context(None, quick_linear, fused=True, patches=patches, first=first)
+        context = client.in_training(self.task, None)
 
         def one(params: Any, index: Array, key: Array, x: Array, y: Array) -> Array:
             def body(total: Array, rows: Array) -> tuple[Array, None]:

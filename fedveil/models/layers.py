@@ -57,6 +57,9 @@ class Context:
     first: Callable[[LayerParams, Array], Array] | None = (
         None  # convolution and pooling where `pooling.on_card` says so
     )
+    pair: Callable[[tuple[bool, bool], LayerParams, LayerParams, Array], Array] | None = (
+        None  # two of them where `pooling.by_tiles` says so
+    )
     probe: Callable[[str, Array], None] | None = field(default=None)  # sees each named layer's output
 
     def look(self, conv: Conv, x: Array, rows: int, columns: int) -> Array:

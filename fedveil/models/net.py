@@ -62,7 +62,7 @@ class Net:
     def apply(self, params: Params, x: Array, context: Context | None = None) -> Array:
         """Logits [batch, classes]. Without a context: evaluation, no dropout."""
         context = context or Context()
-        for layer in pooling.fused(self.layers) if context.fused and context.probe is None else self.layers:
+        for layer in pooling.paired(self.layers) if context.fused and context.probe is None else self.layers:
             x = layer.apply(params, x, context)
         return x
 

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from fedveil.models import kernels
+from fedveil.models import kernels, tiles
 from fedveil.models.layers import Activation, Array, Context, Conv, Layer, LayerParams, Params, Pool, Shape
 
 FEW = 32  # values that an output looks at, at most, for `first`
-WINDOW = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,50 @@ class ConvPool:
     def apply(self, params: Params, x: Array, context: Context) -> Array:
         own = params[self.name]
         if context.first is not None and on_card(self.conv, x):
-            p = self.conv.padding
-            y = context.first(own, jnp.pad(x, ((0, 0), (p, p), (p, p), (0, 0))) if p else x)
+            y = context.first(own, _padded(self.conv, x))
         else:
             rows, columns, channels = self.out_shape(x.shape[1:])
             seen = context.look(self.conv, x, 2 * rows, 2 * columns)
             flat = {**own, "w": own["w"].reshape(-1, channels)}
             y = max_pool(context.linear(self.name, flat, seen).reshape(-1, 2 * rows, 2 * columns, channels))
         return y if self.activation is None else self.activation.apply(params, y, context)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two such steps in a row."""
+
+    first: ConvPool
+    second: ConvPool
+
+    @property
+    def name(self) -> str:
+        return ""
+
+    def out_shape(self, shape: Shape) -> Shape:
+        return self.second.out_shape(self.first.out_shape(shape))
+
+    def init(self, key: Array, shape: Shape) -> Params:
+        keys = jax.random.split(key)
+        return {**self.first.init(keys[0], shape), **self.second.init(keys[1], self.first.out_shape(shape))}
+
+    def apply(self, params: Params, x: Array, context: Context) -> Array:
+        if context.pair is None or not by_tiles(self, x):
+            return self.second.apply(params, self.first.apply(params, x, context), context)
+        relus = (_is_relu(self.first.activation), _is_relu(self.second.activation))
+        seen = _padded(self.first.conv, x)
+        y = context.pair(relus, params[self.first.name], params[self.second.name], seen)
+        activation = self.second.activation
+        return y if activation is None or relus[1] else activation.apply(params, y, context)
+
+
+def _is_relu(activation: Layer | None) -> bool:
+    return isinstance(activation, Activation) and activation.kind == "relu"
+
+
+def _padded(conv: Conv, x: Array) -> Array:
+    p = conv.padding
+    return jnp.pad(x, ((0, 0), (p, p), (p, p), (0, 0))) if p else x
 
 
 @functools.cache
@@ -73,6 +108,16 @@ def fused(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     return tuple(out)
 
 
+@functools.cache
+def paired(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """The same, and where it begins with two such steps, a pair of them."""
+    steps = fused(layers)
+    match steps:
+        case (ConvPool() as first, ConvPool() as second, *rest):
+            return (Pair(first, second), *rest)
+    return steps
+
+
 # --- max-pooling that remembers who won
 
 
@@ -86,14 +131,12 @@ def _corners(y: Array) -> list[Array]:
     """The four entries of every window, each [batch, rows, columns, channels]."""
     batch, rows, columns, channels = y.shape
     windows = y.reshape(batch, rows // 2, 2, columns // 2, 2, channels)
-    return [windows[:, :, i, :, j] for i, j in WINDOW]
+    return [windows[:, :, i, :, j] for i, j in tiles.WINDOW]
 
 
 def _winners(corners: list[Array]) -> tuple[Array, Array]:
     """The largest of four arrays, and which it was (the first of equals); not a number wins over all."""
-    best = functools.reduce(jnp.maximum, corners)
-    a, b, c, _ = corners
-    place = jnp.where(a == best, 0, jnp.where(b == best, 1, jnp.where(c == best, 2, 3)))
+    best, place = tiles.winners(corners)
     return best, place.astype(jnp.int8)
 
 
@@ -110,7 +153,16 @@ max_pool.defvjp(lambda y: _winners(_corners(y)), lambda place, g: (unpool(g, pla
 
 # --- the first layer on a graphics card
 
-Clip = Callable[[LayerParams, Array, Array], LayerParams]
+
+@dataclass(frozen=True)
+class Clip:
+    """How examples' gradients are clipped: by which factor, given the square of a norm, the bound and whether gradients
+    were rounded to bfloat16; and an array of examples' gradients times such factors."""
+
+    scale: Callable[[Array, Array, bool], Array]
+    apply: Callable[[Array, Array], Array]
+
+
 Saved = tuple[LayerParams, Array, Array, Array]
 
 
@@ -120,50 +172,160 @@ def on_card(conv: Conv, x: Array) -> bool:
 
 
 def suits(conv: Conv, inputs: int) -> bool:
-    power = conv.channels & (conv.channels - 1) == 0
-    return conv.stride == 1 and power and conv.kernel**2 * inputs <= FEW
+    return conv.stride == 1 and _power(conv.channels) and conv.kernel**2 * inputs <= FEW
 
 
-def unclipped(each: LayerParams, squares: Array, bound: Array) -> LayerParams:
-    return each
+def _power(number: int) -> bool:
+    return number & (number - 1) == 0
 
 
 def first(params: LayerParams, x: Array) -> Array:
     """A convolution without padding, then max-pooling; `x` are the data, which nobody differentiates by."""
-    return first_with(unclipped, params, x, jnp.zeros((), x.dtype))
+    return first_with(None, params, x, jnp.zeros((), x.dtype))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def first_with(clip: Clip, params: LayerParams, x: Array, bound: Array) -> Array:
+def first_with(clip: Clip | None, params: LayerParams, x: Array, bound: Array) -> Array:
     """`first` whose backward pass hands the gradients of the single examples [batch, ...], their squared norms and the
-    bound to `clip` before they are summed."""
+    bound to `clip`, where there is one, before they are summed."""
     return _forward(clip, params, x, bound)[0]
 
 
-def _forward(clip: Clip, params: LayerParams, x: Array, bound: Array) -> tuple[Array, Saved]:
+def _forward(clip: Clip | None, params: LayerParams, x: Array, bound: Array) -> tuple[Array, Saved]:
+    best, place = _by_sums(params, x)
+    return best, (params, x, place, bound)
+
+
+def _by_sums(params: LayerParams, x: Array) -> tuple[Array, Array]:
     """The pooled output and the winners, by sums of products."""
     w = params["w"]
     kernel, _, inputs, _ = w.shape
     rows, columns = ((side - kernel + 1) // 2 for side in x.shape[1:3])
     sums = [jnp.zeros((), x.dtype)] * 4
-    for corner, (a, b) in enumerate(WINDOW):
+    for corner, (a, b) in enumerate(tiles.WINDOW):
         for i, j, c in itertools.product(range(kernel), range(kernel), range(inputs)):
             seen = x[:, a + i :: 2, b + j :: 2, c][:, :rows, :columns, None]
             sums[corner] = sums[corner] + seen * w[i, j, c]
     best, place = _winners(sums)
-    return best + params["b"] if "b" in params else best, (params, x, place, bound)
+    return best + params["b"] if "b" in params else best, place
 
 
-def _backward(clip: Clip, saved: Saved, g: Array) -> tuple[LayerParams, Array, Array]:
+def _backward(clip: Clip | None, saved: Saved, g: Array) -> tuple[LayerParams, Array, Array]:
     params, x, place, bound = saved
     gradient, squares = kernels.first_layer(x, g, place, params["w"].shape[0])
     each: LayerParams = {"w": gradient}
     if "b" in params:
         each["b"] = g.sum(axis=(1, 2))
         squares = squares + jnp.square(each["b"]).sum(axis=1)
-    summed = {name: a.sum(axis=0) for name, a in clip(each, squares, bound).items()}
+    if clip is not None:
+        scales = clip.scale(squares, bound, False)
+        each = {name: clip.apply(a, scales) for name, a in each.items()}
+    summed = {name: a.sum(axis=0) for name, a in each.items()}
     # Whoever asks for the derivative by the data all the same gets no number rather than a wrong one.
     return summed, jnp.full_like(x, jnp.nan), jnp.zeros_like(bound)
 
 
 first_with.defvjp(_forward, _backward)
+
+
+# --- the first two layers on a graphics card
+
+Relus = tuple[bool, bool]
+SavedPair = tuple[LayerParams, LayerParams, Array, Array, Array, Array, Array]
+
+
+def by_tiles(pair: Pair, x: Array) -> bool:
+    """Whether `both` is to be used for these layers: where `first` is for the first, and shapes suit it."""
+    return on_card(pair.first.conv, x) and suits_tiles(pair, x.shape[1:])
+
+
+def suits_tiles(pair: Pair, shape: Shape) -> bool:
+    conv, between = pair.second.conv, pair.first.out_shape(shape)
+    rows, columns, channels = conv.out_shape(between)
+    sizes = all(_power(size) and 16 <= size <= 128 for size in (between[-1], channels))
+    simple = conv.stride == 1 and conv.padding == 0 and conv.kernel <= 3 and rows * columns <= tiles.MOST
+    return sizes and simple and (pair.first.activation is None or _is_relu(pair.first.activation))
+
+
+def both(relus: Relus, first: LayerParams, second: LayerParams, x: Array) -> Array:
+    """Two convolutions with max-pooling and ReLU, or none; inputs of products after the first are in bfloat16."""
+    return both_with(None, relus, first, second, x, jnp.zeros((), x.dtype))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def both_with(
+    clip: Clip | None, relus: Relus, first: LayerParams, second: LayerParams, x: Array, bound: Array
+) -> Array:
+    """`both` whose backward pass hands example gradients to `clip`, where there is one, as that of `first_with` does."""
+    return _both(clip, relus, first, second, x, bound)[0]
+
+
+def _both(
+    clip: Clip | None, relus: Relus, first: LayerParams, second: LayerParams, x: Array, bound: Array
+) -> tuple[Array, SavedPair]:
+    best, place = _by_sums(first, x)
+    if relus[0]:
+        best, place = tiles.rectified(best, place)
+    # Kept from here: the compiler would compute the layer again for the backward pass.
+    kept = (best.astype(jnp.bfloat16), place.astype(jnp.int8))
+    between, place = jax.lax.optimization_barrier(kept)  # type: ignore[no-untyped-call]
+    bias = second["b"] if "b" in second else jnp.zeros(second["w"].shape[-1:], x.dtype)
+    y, after = tiles.pooled(between, second["w"].astype(between.dtype), bias, relus[1])
+    return y, (first, second, x, place, between, after, bound)
+
+
+def _both_backward(
+    clip: Clip | None, relus: Relus, saved: SavedPair, g: Array
+) -> tuple[LayerParams, LayerParams, Array, Array]:
+    first, second, x, place, between, after, bound = saved
+    wide = unpool(g, after).astype(between.dtype)
+    shift = jnp.where(after < tiles.INACTIVE, g, 0.0).sum(axis=(1, 2)) if "b" in second else None
+    return (
+        _first_gradient(clip, first, second, x, place, wide, bound),
+        _second_gradient(clip, second, between, wide, shift, bound),
+        jnp.full_like(x, jnp.nan),  # as that of `first_with`
+        jnp.zeros_like(bound),
+    )
+
+
+def _first_gradient(
+    clip: Clip | None, first: LayerParams, second: LayerParams, x: Array, place: Array, wide: Array, bound: Array
+) -> LayerParams:
+    weights = second["w"].astype(wide.dtype)
+    scale = clip.scale if clip else _unscaled
+    each, scales = tiles.first_by_example(
+        wide,
+        weights,
+        place,
+        x,
+        first["w"].shape[0],
+        "b" in first,
+        bound,
+        lambda square, limit: scale(square, limit, False),
+    )
+    flat = (clip.apply(each, scales) if clip else each).sum(axis=0)
+    w = flat[: flat.shape[0] - ("b" in first)].reshape(first["w"].shape)
+    return {"w": w, "b": flat[-1]} if "b" in first else {"w": w}
+
+
+def _unscaled(square: Array, bound: Array, rounded: bool) -> Array:
+    return square
+
+
+def _second_gradient(
+    clip: Clip | None, second: LayerParams, between: Array, wide: Array, shift: Array | None, bound: Array
+) -> LayerParams:
+    kernel = second["w"].shape[0]
+    if clip is None:
+        gradient: LayerParams = {"w": tiles.summed(between, wide, kernel)}
+        return gradient if shift is None else {**gradient, "b": shift.sum(axis=0)}
+    more = jnp.zeros(between.shape[:1], bound.dtype) if shift is None else jnp.square(shift).sum(axis=1)
+    scale = clip.scale
+    each, scales = tiles.by_example(
+        between, wide, kernel, more, bound, lambda square, limit: scale(square, limit, True)
+    )
+    alone: LayerParams = {"w": each} if shift is None else {"w": each, "b": shift}
+    return {name: clip.apply(a, scales).sum(axis=0) for name, a in alone.items()}
+
+
+both_with.defvjp(_both, _both_backward)

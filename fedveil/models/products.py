@@ -16,9 +16,12 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from fedveil.models import tiles
 from fedveil.models.layers import Array, Conv, LayerParams
 
 FEW = 8  # examples
+THIN = 32  # outputs
+LONG = 512  # inputs
 
 
 def outer_sum(x: Array, g: Array) -> Array:
@@ -45,7 +48,15 @@ half_patches.defvjp(lambda conv, x, rows, columns: (half_patches(conv, x, rows, 
 
 def product(x: Array, w: Array) -> Array:
     """`x @ w`, made in the type of `x`, summed in that of `w`."""
+    if jax.default_backend() == "gpu" and is_thin(x, w):
+        return tiles.thin(x, w)
     return x @ w if x.dtype == w.dtype else jnp.matmul(x, w.astype(x.dtype), preferred_element_type=w.dtype)
+
+
+def is_thin(x: Array, w: Array) -> bool:
+    """Whether this is a long sum for few rows and columns: a card's own product would leave most of it idle."""
+    single = x.dtype == w.dtype == jnp.float32
+    return single and x.ndim == 2 and x.shape[0] <= FEW and w.shape[1] <= THIN and x.shape[1] >= LONG
 
 
 def back_product(x: Array, w: Array, g: Array) -> Array:

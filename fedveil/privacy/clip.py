@@ -105,15 +105,31 @@ def clipping_first(bound: Array) -> Any:
     """The same for a first convolution with pooling in one step (`pooling.first`)."""
 
     def apply(params: LayerParams, x: Array) -> Array:
-        return pooling.first_with(_by_squares, params, x, bound)
+        return pooling.first_with(_CLIP, params, x, bound)
 
     return apply
 
 
-def _by_squares(each: LayerParams, squares: Array, bound: Array) -> LayerParams:
-    """Example gradients clipped, given their squared norms."""
-    scale = factor(jnp.sqrt(squares), bound)
-    return {name: _scaled(a, scale) for name, a in each.items()}
+def clipping_pair(bound: Array) -> Any:
+    """The same for the first two (`pooling.both`), each layer by its own norm."""
+
+    def apply(relus: pooling.Relus, first: LayerParams, second: LayerParams, x: Array) -> Array:
+        return pooling.both_with(_CLIP, relus, first, second, x, bound)
+
+    return apply
+
+
+def _scale(squares: Array, bound: Array, rounded: bool) -> Array:
+    """The factors of gradients with these squared norms, leaving room where they were rounded to bfloat16."""
+    return factor(jnp.sqrt(squares), bound * _HAIR_HALF if rounded else bound)
+
+
+def _widened(a: Array, scale: Array) -> Array:
+    """`_scaled` in float32 at least."""
+    return _scaled(a.astype(jnp.promote_types(a.dtype, jnp.float32)), scale)
+
+
+_CLIP = pooling.Clip(_scale, _widened)
 
 
 @jax.custom_vjp
@@ -150,7 +166,7 @@ def _conv_gradient(params: LayerParams, x: Array, g: Array, bound: Array) -> Lay
     each: LayerParams = {"w": products.by_example(x, g)}
     if "b" in params:
         each["b"] = g.sum(axis=1)
-    scale = factor(jnp.sqrt(_squares(each)), bound * _HAIR_HALF if each["w"].dtype == jnp.bfloat16 else bound)
+    scale = _scale(_squares(each), bound, each["w"].dtype == jnp.bfloat16)
     return {name: _weighted_sum(a.astype(g.dtype), scale) for name, a in each.items()}
 
 
@@ -171,7 +187,8 @@ def _affine_backward(saved: tuple[LayerParams, Array, Array], g: Array) -> tuple
     """One number of each kind per example and channel: example gradients are small, whatever the image."""
     params, x, bound = saved
     each = {"scale": (g * x).sum(axis=(1, 2)), "shift": g.sum(axis=(1, 2))}
-    summed = {name: a.sum(axis=0) for name, a in _by_squares(each, _squares(each), bound).items()}
+    scale = _scale(_squares(each), bound, False)
+    summed = {name: _scaled(a, scale).sum(axis=0) for name, a in each.items()}
     return summed, g * params["scale"], jnp.zeros_like(bound)
 
 

@@ -8,8 +8,8 @@ Keys of `privacy.secure`, which a deployment uses, get their noise from there: t
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,26 +19,26 @@ from fedveil.models.layers import Array
 from fedveil.privacy import pairs, secure
 
 Tree = Any
-PLACES = 8  # every array begins at a multiple of so many numbers
-SPARE = 1 / 8  # of the numbers, that may be drawn in vain
 
 
 def gaussian(key: Array, like: Tree, deviation: Array | float) -> Tree:
     """Independent normal noise in the shape of `like`."""
     dtype = jax.tree.leaves(like)[0].dtype
     if secure.is_secure(key):
-        return _parts(like, 1, lambda count: (deviation * secure.gaussian(key, count, dtype),))
-    if pairs.suits(key, dtype):
-        return _parts(like, 2, lambda count: tuple(deviation * half for half in pairs.halves(key, count)))
-    return _parts(like, 1, lambda count: (deviation * jax.random.normal(key, (count,), dtype),))
+        return _parts(like, deviation * secure.gaussian(key, _count(like), dtype))
+    if not pairs.suits(key, dtype):
+        return _parts(like, deviation * jax.random.normal(key, (_count(like),), dtype))
+    if jax.default_backend() == "gpu":
+        return _never_stored(key, like, deviation)
+    return _parts(like, deviation * pairs.normal(key, _count(like)))
 
 
 def laplace(key: Array, like: Tree, scale: Array | float) -> Tree:
     """Independent Laplace noise in the shape of `like`."""
     dtype = jax.tree.leaves(like)[0].dtype
     if secure.is_secure(key):
-        return _parts(like, 1, lambda count: (scale * secure.laplace(key, count, dtype),))
-    return _parts(like, 1, lambda count: (scale * jax.random.laplace(key, (count,), dtype),))
+        return _parts(like, scale * secure.laplace(key, _count(like), dtype))
+    return _parts(like, scale * jax.random.laplace(key, (_count(like),), dtype))
 
 
 LAWS = {"gaussian": gaussian, "laplace": laplace}
@@ -48,31 +48,28 @@ def add(tree: Tree, noise: Tree) -> Tree:
     return jax.tree.map(jnp.add, tree, noise)
 
 
-def _parts(like: Tree, rows: int, draw: Callable[[int], tuple[Array, ...]]) -> Tree:
-    """`like` filled from `draw(count)`, rows of so many numbers each.
+def _count(like: Tree) -> int:
+    return sum(math.prod(a.shape) for a in jax.tree.leaves(like))
 
-    The largest array is placed first, each in the row that is emptiest, at a place that a graphics card reads in wide
-    words: one that ran over from a row to the next would be read a number at a time. Where rows cannot be filled so without
-    many numbers to spare, they are laid end to end, and arrays run over.
-    """
+
+def _parts(like: Tree, drawn: Array) -> Tree:
+    """`like` filled from so many numbers, array by array."""
     leaves, structure = jax.tree.flatten(like)
-    sizes = [math.prod(a.shape) for a in leaves]
-    filled, starts = [0] * rows, [(0, 0)] * len(leaves)
-    for place in sorted(range(len(leaves)), key=lambda place: -sizes[place]):
-        row = filled.index(min(filled))
-        starts[place] = (row, filled[row])
-        filled[row] += _room(sizes[place])
-    if max(filled) > (1 + SPARE) * sum(filled) / rows:
-        drawn = [jnp.concatenate(draw(_room(-(-sum(filled) // rows))))]
-        starts = [(0, sum(filled[:row]) + start) for row, start in starts]
-    else:
-        drawn = list(draw(max(filled)))
-    parts = [
-        drawn[row][start : start + size].reshape(a.shape)
-        for a, size, (row, start) in zip(leaves, sizes, starts, strict=True)
-    ]
+    ends = list(itertools.accumulate(math.prod(a.shape) for a in leaves))
+    parts = [drawn[end - math.prod(a.shape) : end].reshape(a.shape) for a, end in zip(leaves, ends, strict=True)]
     return jax.tree.unflatten(structure, parts)
 
 
-def _room(size: int) -> int:
-    return -(-size // PLACES) * PLACES
+def _never_stored(key: Array, like: Tree, deviation: Array | float) -> Tree:
+    """The same law on a graphics card, where each array's noise becomes part of what reads it.
+
+    Other numbers than elsewhere for the same key: the two of a pair lie side by side, and each array begins with a pair.
+    """
+    leaves, structure = jax.tree.flatten(like)
+    sizes = [math.prod(a.shape) for a in leaves]
+    starts = itertools.accumulate((size + size % 2 for size in sizes[:-1]), initial=0)
+    parts = [
+        deviation * pairs.neighbours(key, start, size).reshape(a.shape)
+        for a, size, start in zip(leaves, sizes, starts, strict=True)
+    ]
+    return jax.tree.unflatten(structure, parts)

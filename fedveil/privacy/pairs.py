@@ -31,19 +31,27 @@ def suits(key: Array, dtype: Any) -> bool:
 
 
 def normal(key: Array, count: int) -> Array:
-    """`count` independent standard normal numbers in float32."""
-    return jnp.concatenate(halves(key, (count + 1) // 2))[:count]
-
-
-def halves(key: Array, blocks: int) -> tuple[Array, Array]:
-    """Twice so many independent standard normal numbers in float32: the first of each pair, and the second."""
-    words = jax.random.key_data(key)
+    """`count` independent standard normal numbers in float32: the first of each pair, then the second of each."""
+    words, blocks = jax.random.key_data(key), (count + 1) // 2
     # Computed once, for both halves: a compiler that joins them with what reads them would draw every block twice.
     if jax.default_backend() == "cpu":
         drawn = _in_turns(words, blocks)
-        return jnp.real(drawn), jnp.imag(drawn)
-    both = _drawn(words, jax.lax.iota(jnp.uint32, blocks))
-    return jax.lax.optimization_barrier(both)  # type: ignore[no-untyped-call]
+        both = (jnp.real(drawn), jnp.imag(drawn))
+    else:
+        both = jax.lax.optimization_barrier(_drawn(words, jax.lax.iota(jnp.uint32, blocks)))  # type: ignore[no-untyped-call]
+    return jnp.concatenate(both)[:count]
+
+
+def neighbours(key: Array, start: int, count: int) -> Array:
+    """`count` independent standard normal numbers of a stream in which the two of a pair lie side by side, from number
+    `start` on, which is even.
+
+    For compilers that make several neighbours in one thread, as on graphics cards: joined with what reads them, a block is
+    drawn once for both, and the numbers are never stored.
+    """
+    number = jax.lax.iota(jnp.uint32, count)
+    first, second = _drawn(jax.random.key_data(key), (number >> 1) + jnp.uint32(start // 2))
+    return jnp.where((number & 1) == 0, first, second)
 
 
 def _drawn(key: Array, counters: Array) -> tuple[Array, Array]:

@@ -19,9 +19,9 @@ import optax
 from fedveil.defenses.base import At, Defense, Setting, filters
 from fedveil.models.layers import Array, Context, Params
 from fedveil.models.net import Model, Net
-from fedveil.models.pooling import first
+from fedveil.models.pooling import both, first
 from fedveil.models.products import half_patches, quick_linear
-from fedveil.privacy.clip import clipping_affine, clipping_first, clipping_linear
+from fedveil.privacy.clip import clipping_affine, clipping_first, clipping_linear, clipping_pair
 from fedveil.rounds import keys
 
 TAPS = ("example", "batch", "client", "server", "broadcast", "release")
@@ -206,11 +206,15 @@ def _clipped_sum(
 ) -> tuple[Tree, Array]:
     """The sum of the example gradients, clipped where somebody clips, and the sum of their losses, in one pass."""
     stage = next((d for d in task.defenses if d.fills("example")), None)
-    context = _context(task, draws.get("dropout"))
+    context = in_training(task, draws.get("dropout"))
     if stage is not None:
         bound = jnp.asarray(stage.example_bound(_at(task, now, draws["example/0"], divisor)), task.dtype)
         context = replace(
-            context, linear=clipping_linear(bound), affine=clipping_affine(bound), first=clipping_first(bound)
+            context,
+            linear=clipping_linear(bound),
+            affine=clipping_affine(bound),
+            first=clipping_first(bound),
+            pair=context.pair and clipping_pair(bound),
         )
     loss, total = jax.value_and_grad(_loss)(params, task.model, x, y, mask, context)
     return total, loss
@@ -235,7 +239,7 @@ def _one_by_one(
 ) -> tuple[Tree, Array]:
     """The obvious way: every example's gradient, every stage in order, then the sum."""
     one = jax.value_and_grad(
-        lambda p, xi, yi, mi, ri: _loss(p, task.model, xi[None], yi[None], mi[None], _context(task, ri))
+        lambda p, xi, yi, mi, ri: _loss(p, task.model, xi[None], yi[None], mi[None], in_training(task, ri))
     )
     rngs = None if rng is None else jax.random.split(rng, x.shape[0])
     losses, each = jax.vmap(one, in_axes=(None, 0, 0, 0, None if rng is None else 0))(params, x, y, mask, rngs)
@@ -409,12 +413,14 @@ def watched(
 
 def cross_entropy(logits: Array, y: Array) -> Array:
     """Per-example cross-entropy [batch]."""
-    return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=1)[:, 0]
+    own = y[:, None] == jnp.arange(logits.shape[1])  # compared, not looked up: what is looked up is scattered backwards
+    return -jnp.where(own, jax.nn.log_softmax(logits), 0.0).sum(axis=1)
 
 
-def _context(task: Task, rng: Array | None) -> Context:
+def in_training(task: Task, rng: Array | None) -> Context:
     """How a network is computed in training."""
-    return Context(rng, quick_linear, fused=True, patches=half_patches if task.half else None, first=first)
+    context = Context(rng, quick_linear, fused=True, first=first)
+    return replace(context, patches=half_patches, pair=both) if task.half else context
 
 
 def _loss(params: Params, model: Model, x: Array, y: Array, mask: Array, context: Context) -> Array:

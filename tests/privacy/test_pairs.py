@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -76,34 +76,41 @@ def test_noise_takes_pairs_in_float32_and_the_librarys_own_draw_in_float64():
         np.testing.assert_allclose(double, 2.0 * jax.random.normal(key, (15,), jnp.float64))
 
 
+@pytest.fixture(params=["cpu", "gpu"])
+def backend(request, monkeypatch):
+    """The layout of noise on a processor, and that on a graphics card."""
+    monkeypatch.setattr(jax, "default_backend", lambda: request.param)
+    return request.param
+
+
 def parts_of(shapes):
     like = {name: jnp.zeros(shape, jnp.float32) for name, shape in shapes.items()}
     return {name: np.asarray(part) for name, part in noise.gaussian(jax.random.key(4), like, 1.0).items()}
 
 
-def test_arrays_of_a_tree_take_parts_of_two_rows_that_do_not_overlap():
-    """The largest first, each where a multiple of eight numbers begins, in the row that is emptiest."""
+def test_arrays_of_a_tree_take_parts_of_one_draw_that_do_not_overlap(backend):
     shapes = {"a": (3,), "b": (5, 8), "c": (2, 15), "d": (7,)}
-    rows = [np.asarray(row) for row in pairs.halves(jax.random.key(4), 48)]
-    found = parts_of(shapes)
-    for name, (row, start) in {"b": (0, 0), "c": (1, 0), "d": (1, 32), "a": (0, 40)}.items():
-        assert found[name].shape == shapes[name]
-        part = found[name].ravel()
-        np.testing.assert_allclose(part, rows[row][start : start + part.size], rtol=1e-5, atol=1e-6)
-
-
-def test_an_array_too_large_for_a_row_runs_over():
-    shapes = {"a": (3,), "b": (50, 8), "c": (10,)}
-    whole = np.asarray(pairs.normal(jax.random.key(4), 2 * 216))
+    whole = pairs.normal(jax.random.key(4), 80) if backend == "cpu" else pairs.neighbours(jax.random.key(4), 0, 82)
+    starts = {"a": 0, "b": 3, "c": 43, "d": 73} if backend == "cpu" else {"a": 0, "b": 4, "c": 44, "d": 74}
     for name, part in parts_of(shapes).items():
-        start = {"b": 0, "c": 400, "a": 416}[name]
+        assert part.shape == shapes[name]
+        start = starts[name]
         np.testing.assert_allclose(part.ravel(), whole[start : start + part.size], rtol=1e-5, atol=1e-6)
 
 
 @given(sizes=st.lists(st.integers(1, 400), min_size=1, max_size=6))
-@settings(max_examples=6, deadline=None)
-def test_no_number_of_a_draw_is_used_twice(sizes):
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_number_of_a_draw_is_used_twice(backend, sizes):
     found = parts_of({str(number): (size,) for number, size in enumerate(sizes)})
     every = np.concatenate([part.ravel() for part in found.values()])
     assert len(every) == sum(sizes)
     assert len(np.unique(every)) == len(every)
+
+
+def test_neighbours_are_the_numbers_of_the_pairs_side_by_side():
+    key = jax.random.key(5)
+    first, second = np.split(np.asarray(pairs.normal(key, 2 * 300)), 2)
+    side_by_side = np.stack([first, second], axis=1).ravel()
+    for start, count in ((0, 600), (0, 599), (2, 7), (598, 2), (100, 1)):
+        want = side_by_side[start : start + count]
+        np.testing.assert_allclose(pairs.neighbours(key, start, count), want, rtol=1e-5, atol=1e-6)
