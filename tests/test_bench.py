@@ -14,7 +14,7 @@ def test_round_bench_in_small(monkeypatch):
     lines = []
     monkeypatch.setattr(bench, "DEEP", {})
     monkeypatch.setattr(bench, "CASES", {"mlp": replace(bench.CASES["mlp"], work=6)})
-    rows = bench.run(clients=(3,), repeats=3, progress=lines.append)
+    rows = list(bench.run(clients=(3,), repeats=3, progress=lines.append))
     peer = [f"round/mlp/{side}" for side in ("opacus", "loop", "vmap")] if not opacus.missing() else []
     peer += ["round/mlp/flower"] if peer and not flower_round.missing() else []
     assert [row["name"] for row in rows] == ["round/mlp", "round/mlp/poisson", *peer]
@@ -104,6 +104,18 @@ def test_bench_prints_json_and_refuses_unknown_suites(monkeypatch, tmp_path, fed
     assert "round/x" in fedveil_cli("bench", cwd=tmp_path).out
     answer = fedveil_cli("bench", "ruond", cwd=tmp_path)
     assert answer.code == 2 and "did you mean 'round'?" in answer.err
+
+
+def test_a_bench_that_is_stopped_leaves_the_rows_it_has(monkeypatch, tmp_path, fedveil_cli):
+    found = {"name": "round/x", "ratio": 1.1, "low": 1.0, "high": 1.2, "ours": 1e-3, "theirs": 1e-3, "device": "cpu"}
+
+    def rows(**_):
+        yield found
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedveil.bench.round.run", rows)
+    assert fedveil_cli("bench", "--out", "rows.jsonl", cwd=tmp_path).code == 130
+    assert [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == [found]
 
 
 @pytest.mark.parametrize("repeats", [0, 2])

@@ -20,7 +20,7 @@ come to rest before its budget is spent).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -69,27 +69,27 @@ class Work:
 
 def run(
     images: int = 100, repeats: int = 5, progress: Callable[[str], None] = lambda line: None
-) -> list[dict[str, object]]:
+) -> Iterator[dict[str, object]]:
     """The rows of the module's table; none without torch, and none of breaching without it."""
     absent = torch_attack.missing()
     if absent:
         progress(f"bench attack: {absent} is not installed: pip install 'fedveil[bench]'")
-        return []
-    rows = []
+        return
     for name, case in CASES.items():
         progress(f"bench attack: {name}")
         with torch_attack.threads_kept():
-            rows.append(_against_torch(name, case, images, repeats))
+            made = _against_torch(name, case, images, repeats)
+        yield made
     absent = breaching_attack.missing()
     if absent:
         what = f"no comparison with breaching, {absent} is not installed"
         progress(f"bench attack: {what}: pip install 'fedveil[bench]'")
-        return rows
+        return
     for name, case in BREACHING.items():
         progress(f"bench attack: {name} of breaching")
         with torch_attack.threads_kept():
-            rows += _against_breaching(name, case, images, repeats)
-    return rows
+            several = _against_breaching(name, case, images, repeats)
+        yield from several
 
 
 def _against_torch(name: str, case: Case, images: int, repeats: int) -> dict[str, object]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -70,19 +70,17 @@ def run(
     progress: Callable[[str], None] = lambda line: None,
     axes: dict[str, dict[str, tuple[int, ...]]] | None = None,
     images: Sequence[int] = IMAGES,
-) -> list[dict[str, object]]:
+) -> Iterator[dict[str, object]]:
     """The rows of the module's table."""
-    rows = []
     for model, varied in (AXES if axes is None else axes).items():
         for axis, values in varied.items():
             progress(f"bench growth: {model}, {SYMBOLS[axis]}")
             points = [_around(axis, value) for value in values]
             sides = {size(model, axis, point): _round(model, point) for point in points}
-            rows.append(grown(f"growth/{model}/{SYMBOLS[axis]}", sides, repeats))
+            yield grown(f"growth/{model}/{SYMBOLS[axis]}", sides, repeats)
     if images:
         progress("bench growth: images")
-        rows.append(grown("growth/attack/images", {count: _attack(count) for count in images}, repeats))
-    return rows
+        yield grown("growth/attack/images", {count: _attack(count) for count in images}, repeats)
 
 
 def grown(name: str, sides: dict[int, Turn], repeats: int) -> dict[str, object]:

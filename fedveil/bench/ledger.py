@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from fedveil.bench.rows import row
@@ -47,9 +47,8 @@ def run(
     repeats: int = 7,
     progress: Callable[[str], None] = lambda line: None,
     chosen: dict[str, Case] | None = None,
-) -> list[dict[str, object]]:
+) -> Iterator[dict[str, object]]:
     """A row for each account on which both sides agree."""
-    rows = []
     for name, case in (cases() if chosen is None else chosen).items():
         progress(f"bench ledger: {name}")
         ours, theirs = _timed(case.ours)[0], _timed(case.theirs)[0]  # warms up, and shows whether they agree
@@ -58,8 +57,7 @@ def run(
             continue
         turns = [(_timed(case.ours)[1], _timed(case.theirs)[1]) for _ in range(repeats)]
         made = row(f"ledger/{name}", [a for a, _ in turns], [b for _, b in turns], device=processor())
-        rows.append(made | {"epsilon_ours": ours, "epsilon_theirs": theirs})
-    return rows
+        yield made | {"epsilon_ours": ours, "epsilon_theirs": theirs}
 
 
 def cases() -> dict[str, Case]:

@@ -21,7 +21,7 @@ says that much did.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,16 +66,14 @@ class Phase:
 
 def run(
     repeats: int = 7, progress: Callable[[str], None] = lambda line: None, size: Size | None = None
-) -> list[dict[str, object]]:
+) -> Iterator[dict[str, object]]:
     """The rows of the module's table, for every model."""
     size = size or (CARD if jax.default_backend() == "gpu" else Size())
     side = best_side(size.products)
     progress(f"bench roofline: matrix products are quickest at {side}×{side}")
-    rows = []
     for name, case in rounds.CASES.items():
         progress(f"bench roofline: {name}")
-        rows += _model(name, case, size, side, repeats)
-    return rows
+        yield from _model(name, case, size, side, repeats)
 
 
 def _model(name: str, case: rounds.Case, size: Size, side: int, repeats: int) -> list[dict[str, object]]:

@@ -21,7 +21,7 @@ as fit its memory. Flower is compared on processors alone, not with ResNet-20.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import jax
@@ -65,19 +65,19 @@ Side = Callable[[int], float]
 
 def run(
     clients: tuple[int, ...] = CLIENTS, repeats: int = 7, progress: Callable[[str], None] = lambda line: None
-) -> list[dict[str, object]]:
+) -> Iterator[dict[str, object]]:
     """The rows of the module's table, for every model."""
     absent = opacus.missing()
     if absent:
         progress(f"bench round: no comparison with PyTorch, {absent} is not installed: pip install 'fedveil[bench]'")
     elif flower_round.missing():
         progress(f"bench round: no comparison with Flower, {flower_round.missing()} is not installed")
-    rows = []
     for name, case in (CASES | DEEP).items():
         for count in clients if case.model != "resnet20" else (10,):
             progress(f"bench round: {name}, {count} clients")
-            rows += _measured(name, case, count, count == MAIN or count == clients[0] == clients[-1], absent, repeats)
-    return rows
+            yield from _measured(
+                name, case, count, count == MAIN or count == clients[0] == clients[-1], absent, repeats
+            )
 
 
 def _measured(name: str, case: Case, clients: int, main: bool, absent: str, repeats: int) -> list[dict[str, object]]:

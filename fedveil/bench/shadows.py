@@ -14,7 +14,7 @@ their median, with the quartiles beside it. A ratio is the batch's over the one 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -30,17 +30,15 @@ CLIENTS, SIZE, BATCH, EPOCHS = 10, 500, 25, 5
 
 def run(
     shadows: int = 64, rounds: int = 2, repeats: int = 7, progress: Callable[[str], None] = lambda line: None
-) -> list[dict[str, object]]:
+) -> Iterator[dict[str, object]]:
     """The rows of the module's table."""
-    rows = []
     for model in MODELS:
         federation = _federation(model, rounds)
         together, alone = _together(federation, shadows), _alone(federation)
         progress(f"bench shadows: {model}")
         together(), alone()  # the first turn compiles and warms up
         turns = [(together() / shadows, alone()) for _ in range(repeats)]
-        rows.append(row(f"shadows/{model}", [a for a, _ in turns], [b for _, b in turns]))
-    return rows
+        yield row(f"shadows/{model}", [a for a, _ in turns], [b for _, b in turns])
 
 
 def _federation(model: str, rounds: int) -> Federation:

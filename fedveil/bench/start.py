@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,9 +66,8 @@ def run(
     repeats: int = 7,
     progress: Callable[[str], None] = lambda line: None,
     commands: dict[str, Command] | None = None,
-) -> list[dict[str, object]]:
+) -> Iterator[dict[str, object]]:
     """The rows of the module's table."""
-    rows = []
     for name, command in (COMMANDS if commands is None else commands).items():
         line = f"fedveil {' '.join(command.arguments)}"
         progress(f"bench start: {line}")
@@ -76,11 +75,10 @@ def run(
         turns = [(spent(_fedveil(command.arguments)), spent(_bare())) for _ in range(repeats)]
         made = row(f"start/{name}", [a.wall for a, _ in turns], [b.wall for _, b in turns], device=processor())
         cpu = statistics.median(a.cpu for a, _ in turns)
-        rows.append(made | {"command": line, "cpu": cpu, "imported": found, "limit": command.limit})
+        yield made | {"command": line, "cpu": cpu, "imported": found, "limit": command.limit}
     if commands is None:
         progress("bench start: fedveil demo")
-        rows.append(demo(min(max(repeats, 2), DEMO_TURNS)))
-    return rows
+        yield demo(min(max(repeats, 2), DEMO_TURNS))
 
 
 def demo(turns: int, arguments: Sequence[str] = DEMO) -> dict[str, object]:

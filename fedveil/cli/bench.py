@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -29,20 +29,28 @@ MORE = {
 
 
 def run_bench(suite: str, repeats: int, json: bool, out: str | None = None) -> None:
-    """Runs a suite, prints its rows, and writes them to a file, a JSON document per line, if there is to be one."""
+    """Runs a suite, writes its rows to a file, a JSON document per line, if there is to be one, and prints them."""
     if suite not in SUITES:
         raise unknown_name("bench", suite, SUITES)
     file = None if out is None else Path(out)
     if file is not None and not file.parent.is_dir():
         raise ConfigError("--out", out, "takes a file in a folder that exists")
-    rows = import_module(f"fedveil.bench.{suite}").run(repeats=repeats, progress=show.note)
-    if file is not None:
-        file.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8")
+    found = import_module(f"fedveil.bench.{suite}").run(repeats=repeats, progress=show.note)
+    rows = list(found if file is None else _written(found, file))
     if json:
         show.print_json(rows)
         return
     columns = (*COLUMNS, *MORE.get(suite, ()))
     show.print_table(TITLES[suite], columns, [_cells(row, columns) for row in rows])
+
+
+def _written(rows: Iterable[dict[str, object]], file: Path) -> Iterator[dict[str, object]]:
+    """The rows, each in the file as soon as it is measured: whoever stops a long bench keeps what there is."""
+    with file.open("w", encoding="utf-8") as lines:
+        for row in rows:
+            lines.write(to_json(row) + "\n")
+            lines.flush()
+            yield row
 
 
 def _cells(row: dict[str, object], columns: Sequence[str]) -> list[object]:

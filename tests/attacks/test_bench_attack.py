@@ -15,7 +15,7 @@ SMALL = bench.Case((12, 12, 3), 5, 2)
 def test_without_torch_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(torch_attack, "missing", lambda: "torch")
     lines = []
-    assert bench.run(progress=lines.append) == [] and "pip install 'fedveil[bench]'" in lines[0]
+    assert list(bench.run(progress=lines.append)) == [] and "pip install 'fedveil[bench]'" in lines[0]
 
 
 @pytest.fixture

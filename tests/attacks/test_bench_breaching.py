@@ -37,7 +37,7 @@ def test_rows_in_small(monkeypatch, one_thread, capsys):
     monkeypatch.setattr(bench, "CASES", {})
     monkeypatch.setattr(bench, "BREACHING", {"inverting": SMALL})
     monkeypatch.setattr(bench, "THEIRS", 1)
-    rows = bench.run(images=2, repeats=2)
+    rows = list(bench.run(images=2, repeats=2))
     assert [row["name"] for row in rows] == ["attack/breaching/inverting", "attack/breaching/inverting/alone"]
     assert capsys.readouterr().out == ""  # where a JSON document goes
     for row in rows:

@@ -34,7 +34,7 @@ def test_sides_that_differ_are_not_compared():
         "none": bench.Case(lambda: None, lambda: 1.0),
         "same": bench.Case(lambda: 1.0, lambda: time.sleep(0.002) or 1.005),
     }
-    rows = bench.run(repeats=3, progress=lines.append, chosen=cases)
+    rows = list(bench.run(repeats=3, progress=lines.append, chosen=cases))
     assert [row["name"] for row in rows] == ["ledger/same"]
     assert sum("not compared" in line for line in lines) == 2
     assert rows[0]["low"] <= rows[0]["ratio"] <= rows[0]["high"] < 1 and rows[0]["theirs"] >= 0.002

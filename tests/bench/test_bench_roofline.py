@@ -60,7 +60,7 @@ def test_the_fastest_size_is_taken(monkeypatch):
 @pytest.mark.slow
 def test_every_phase_has_a_share(monkeypatch):
     monkeypatch.setattr(rounds, "CASES", {"mlp": rounds.CASES["mlp"]})
-    rows = bench.run(repeats=3, size=bench.Size(3, 2, (64, 128), 1 << 20))
+    rows = list(bench.run(repeats=3, size=bench.Size(3, 2, (64, 128), 1 << 20)))
     phases = ("forward", "step", "private", "round")
     names = [f"roofline/mlp/{phase}{tail}" for phase in phases for tail in ("", "/bytes")]
     assert [row["name"] for row in rows] == [*names, "roofline/mlp/noise/bytes"]
