@@ -2,8 +2,7 @@
 
 After max-pooling each output that counts looked at one place of the image, which differs from channel to channel. Written
 with arrays that is a selection among four shifted images for every weight; here each thread reads the place it needs.
-(Such kernels for wider layers were tried and were slower than patches and a matrix product: 97 against 47 µs for the
-gradients of the second layer of the CNN, 67 against 56 µs for its output, 100 clients, batches of 5.)
+In float32, for networks and settings that `tiles.py` does not suit.
 """
 
 from __future__ import annotations

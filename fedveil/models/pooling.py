@@ -6,7 +6,8 @@ after); and in the backward pass the search for the winner, which is kept from t
 entries of a window are equal, the first of them gets the derivative, not a share each.
 
 On a graphics card the first layer's output before pooling is never stored either (`first`): where an output looks at few
-values, a sum of products that the compiler makes one kernel of is quicker than a matrix product.
+values, a sum of products that the compiler makes one kernel of is quicker than a matrix product. Where the network begins
+with two such steps and products may be in bfloat16, both are computed by kernels of our own (`both`, `tiles.py`).
 """
 
 from __future__ import annotations

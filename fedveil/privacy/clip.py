@@ -111,7 +111,7 @@ def clipping_first(bound: Array) -> Any:
 
 
 def clipping_pair(bound: Array) -> Any:
-    """The same for the first two (`pooling.both`), each layer by its own norm."""
+    """The same for the first two (`pooling.both`), each layer by its own norm: none exceeds the bound."""
 
     def apply(relus: pooling.Relus, first: LayerParams, second: LayerParams, x: Array) -> Array:
         return pooling.both_with(_CLIP, relus, first, second, x, bound)
