@@ -265,11 +265,14 @@ class GroupNorm:
         return {self.name: {"scale": jnp.ones(shape[-1]), "shift": jnp.zeros(shape[-1])}}
 
     def apply(self, params: Params, x: Array, context: Context) -> Array:
-        split = x.reshape(*x.shape[:-1], self.groups, x.shape[-1] // self.groups)
-        mean = split.mean(axis=(1, 2, 4), keepdims=True)
-        variance = jnp.square(split - mean).mean(axis=(1, 2, 4), keepdims=True)
-        normal = ((split - mean) * jax.lax.rsqrt(variance + 1e-5)).reshape(x.shape)
+        apart = x - self._mean(x)
+        normal = apart * jax.lax.rsqrt(self._mean(jnp.square(apart)) + 1e-5)
         return context.affine(self.name, params[self.name], normal)
+
+    def _mean(self, x: Array) -> Array:
+        """The mean of each channel's group [batch, 1, 1, channels], first over each channel: that is read in wide words."""
+        groups = x.mean(axis=(1, 2)).reshape(x.shape[0], self.groups, -1).mean(axis=2)
+        return jnp.repeat(groups, x.shape[-1] // self.groups, axis=1)[:, None, None, :]
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,8 @@ def _conv_gradient(params: LayerParams, x: Array, g: Array, bound: Array) -> Lay
     if "b" in params:
         each["b"] = g.sum(axis=1)
     scale = _scale(_squares(each), bound, each["w"].dtype == jnp.bfloat16)
-    return {name: _weighted_sum(a.astype(g.dtype), scale) for name, a in each.items()}
+    summed = {name: _weighted_sum(a.astype(g.dtype), scale) for name, a in each.items()}
+    return {**summed, "w": summed["w"].T} if products.turned(x, g) else summed
 
 
 def _weighted_sum(each: Array, scale: Array) -> Array:

@@ -99,7 +99,7 @@ def test_arrays_of_a_tree_take_parts_of_one_draw_that_do_not_overlap(backend):
 
 
 @given(sizes=st.lists(st.integers(1, 400), min_size=1, max_size=6))
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_number_of_a_draw_is_used_twice(backend, sizes):
     found = parts_of({str(number): (size,) for number, size in enumerate(sizes)})
     every = np.concatenate([part.ravel() for part in found.values()])
