@@ -1,0 +1,39 @@
+"""Layers against their definitions, written out in numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedveil.models import products
+from fedveil.models.layers import Context, GroupNorm
+from fedveil.privacy import clip
+
+
+def test_group_normalisation_is_over_the_channels_of_a_group_within_an_example():
+    rng = np.random.default_rng(0)
+    x = rng.normal(3.0, 2.0, (2, 5, 4, 6)).astype(np.float32)
+    scale, shift = rng.normal(size=6), rng.normal(size=6)
+    layer = GroupNorm("n", 3)
+    params = {"n": {"scale": jnp.asarray(scale, jnp.float32), "shift": jnp.asarray(shift, jnp.float32)}}
+    split = x.astype(float).reshape(2, 5, 4, 3, 2)
+    mean, variance = split.mean(axis=(1, 2, 4), keepdims=True), split.var(axis=(1, 2, 4), keepdims=True)
+    want = ((split - mean) / np.sqrt(variance + 1e-5)).reshape(x.shape) * scale + shift
+    np.testing.assert_allclose(layer.apply(params, jnp.asarray(x), Context()), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(12, 4), (80, 40), (3, 7)])  # turned and summed, turned, neither
+def test_gradients_of_a_convolution_are_sums_over_positions_whichever_way_they_are_made(inputs, outputs):
+    rng = np.random.default_rng(1)
+    x, g = (rng.normal(size=(3, 10, size)).astype(np.float32) for size in (inputs, outputs))
+    params = {"w": jnp.zeros((inputs, outputs))}
+    each = np.einsum("bpk,bpm->bkm", x.astype(float), g.astype(float))
+    assert products.turned(x, g) == (inputs > outputs)
+    (gradient,) = jax.vjp(lambda p: products.quick_linear("", p, jnp.asarray(x)), params)[1](jnp.asarray(g))
+    np.testing.assert_allclose(gradient["w"], each.sum(axis=0), rtol=1e-4, atol=1e-4)
+    norms = np.sqrt(np.square(each).sum(axis=(1, 2)))
+    bound = float(np.median(norms))
+    wanted = (each * np.minimum(1.0, bound / norms)[:, None, None]).sum(axis=0)
+    linear = clip.clipping_linear(jnp.asarray(bound))
+    (gradient,) = jax.vjp(lambda p: linear("", p, jnp.asarray(x)), params)[1](jnp.asarray(g))
+    np.testing.assert_allclose(gradient["w"], wanted, rtol=1e-4, atol=1e-4)
