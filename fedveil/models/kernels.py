@@ -18,7 +18,7 @@ from jax.experimental.pallas import triton
 from fedveil.models.layers import Array
 
 WINDOWS = 32  # a program looks at so many windows at a time
-INTERPRET = False  # tests set it: the kernel in plain JAX, on any machine
+INTERPRET = False  # tests set it: all kernels in plain JAX, on any machine
 
 
 def first_layer(x: Array, g: Array, place: Array, kernel: int) -> tuple[Array, Array]:
@@ -60,15 +60,25 @@ def first_layer(x: Array, g: Array, place: Array, kernel: int) -> tuple[Array, A
         body,
         tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes),  # type: ignore[no-untyped-call]
         grid=(batch,),
-        in_specs=[_one_of(a.shape) for a in (x, g, place)],
-        out_specs=tuple(_one_of(shape) for shape in shapes),
-        interpret=INTERPRET,
-        compiler_params=None if INTERPRET else triton.CompilerParams(num_warps=4, num_stages=1),
+        in_specs=[one_of(a.shape) for a in (x, g, place)],
+        out_specs=tuple(one_of(shape) for shape in shapes),
+        **compiled(warps=4),
     )(x, g, place)
     return each, squares[:, 0]
 
 
-def _one_of(shape: tuple[int, ...]) -> pl.BlockSpec:
-    """The part of one example."""
+def one_of(shape: tuple[int, ...]) -> pl.BlockSpec:
+    """The part of one example: that of a program's first number."""
     rest = (0,) * (len(shape) - 1)
-    return pl.BlockSpec((None, *shape[1:]), lambda b: (b, *rest))
+    return pl.BlockSpec((None, *shape[1:]), lambda b, *_: (b, *rest))
+
+
+def whole(shape: tuple[int, ...]) -> pl.BlockSpec:
+    """All of an array, for every program."""
+    return pl.BlockSpec(shape, lambda *_: (0,) * len(shape))
+
+
+def compiled(warps: int, stages: int = 1) -> dict[str, Any]:
+    """How a kernel is made, as arguments of `pallas_call`."""
+    params = None if INTERPRET else triton.CompilerParams(num_warps=warps, num_stages=stages)
+    return {"interpret": INTERPRET, "compiler_params": params}

@@ -160,7 +160,7 @@ class Clip:
     """How examples' gradients are clipped: by which factor, given the square of a norm, the bound and whether gradients
     were rounded to bfloat16; and an array of examples' gradients times such factors."""
 
-    scale: Callable[[Array, Array, bool], Array]
+    scale: Callable[..., Array]  # (squares, bound, rounded)
     apply: Callable[[Array, Array], Array]
 
 
@@ -268,8 +268,7 @@ def _both(
     if relus[0]:
         best, place = tiles.rectified(best, place)
     # Kept from here: the compiler would compute the layer again for the backward pass.
-    kept = (best.astype(jnp.bfloat16), place.astype(jnp.int8))
-    between, place = jax.lax.optimization_barrier(kept)  # type: ignore[no-untyped-call]
+    between, place = jax.lax.optimization_barrier((best.astype(jnp.bfloat16), place))  # type: ignore[no-untyped-call]
     bias = second["b"] if "b" in second else jnp.zeros(second["w"].shape[-1:], x.dtype)
     y, after = tiles.pooled(between, second["w"].astype(between.dtype), bias, relus[1])
     return y, (first, second, x, place, between, after, bound)
@@ -293,23 +292,15 @@ def _first_gradient(
     clip: Clip | None, first: LayerParams, second: LayerParams, x: Array, place: Array, wide: Array, bound: Array
 ) -> LayerParams:
     weights = second["w"].astype(wide.dtype)
-    scale = clip.scale if clip else _unscaled
-    each, scales = tiles.first_by_example(
-        wide,
-        weights,
-        place,
-        x,
-        first["w"].shape[0],
-        "b" in first,
-        bound,
-        lambda square, limit: scale(square, limit, False),
-    )
+    scale = functools.partial(clip.scale, rounded=False) if clip else _unscaled
+    kernel = first["w"].shape[0]
+    each, scales = tiles.first_by_example(wide, weights, place, x, kernel, "b" in first, bound, scale)
     flat = (clip.apply(each, scales) if clip else each).sum(axis=0)
     w = flat[: flat.shape[0] - ("b" in first)].reshape(first["w"].shape)
     return {"w": w, "b": flat[-1]} if "b" in first else {"w": w}
 
 
-def _unscaled(square: Array, bound: Array, rounded: bool) -> Array:
+def _unscaled(square: Array, bound: Array) -> Array:
     return square
 
 
@@ -321,10 +312,8 @@ def _second_gradient(
         gradient: LayerParams = {"w": tiles.summed(between, wide, kernel)}
         return gradient if shift is None else {**gradient, "b": shift.sum(axis=0)}
     more = jnp.zeros(between.shape[:1], bound.dtype) if shift is None else jnp.square(shift).sum(axis=1)
-    scale = clip.scale
-    each, scales = tiles.by_example(
-        between, wide, kernel, more, bound, lambda square, limit: scale(square, limit, True)
-    )
+    scale = functools.partial(clip.scale, rounded=True)
+    each, scales = tiles.by_example(between, wide, kernel, more, bound, scale)
     alone: LayerParams = {"w": each} if shift is None else {"w": each, "b": shift}
     return {name: clip.apply(a, scales).sum(axis=0) for name, a in alone.items()}
 

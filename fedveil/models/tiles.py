@@ -17,20 +17,18 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from fedveil.models import kernels
 from fedveil.models.layers import Array
 
-INTERPRET = False  # tests set it: the kernels in plain JAX, on any machine
 MOST = 256  # outputs before pooling that a kernel of example gradients is written out for
 INACTIVE = 4  # instead of the winner's place in its window, where the activation lets nothing through
 WINDOW = ((0, 0), (0, 1), (1, 0), (1, 1))
 WINDOWS = 32  # a tile of pooled outputs
-CHUNK, SUMMED_CHUNK = 128, 128  # outputs before pooling whose products are added up at once
+CHUNK = 128  # outputs before pooling whose products are added up at once
 PLACES = 64  # a tile of the first layer's outputs
 LENGTH = 64  # of the long side of a thin product, in one program
 WARPS = {"pooled": 2, "by_example": 4, "summed": 4, "first_by_example": 4, "thin": 1}
 THREE_PASSES = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3  # as exact as float32, nearly
-
-
 Scale = Callable[[Array, Array], Array]  # of a squared norm and a bound: what to multiply by
 
 
@@ -93,7 +91,7 @@ def by_example(x: Array, g: Array, kernel: int, more: Array, bound: Array, scale
     outputs = g.shape[-1]
 
     def body(x_ref: Any, g_ref: Any, more_ref: Any, bound_ref: Any, each_ref: Any, scale_ref: Any) -> None:
-        chunks = _chunks(g_ref, g.shape, width, CHUNK)
+        chunks = _chunks(g_ref, g.shape, width)
         total = jnp.zeros((inputs, outputs), jnp.float32)
         for i in range(kernel):
             line = [_seen(x_ref, chunks, i * width + j) for j in range(kernel)]
@@ -119,7 +117,7 @@ def summed(x: Array, g: Array, kernel: int) -> Array:
         shift = pl.program_id(0) * width + pl.program_id(1)
 
         def one(number: Any, sums: Array) -> Array:
-            chunks = _chunks(g_ref, g.shape, width, SUMMED_CHUNK, number)
+            chunks = _chunks(g_ref, g.shape, width, number)
             return _sum_over(_seen(x_ref, chunks, shift, number), chunks, sums)
 
         sum_ref[...] = jax.lax.fori_loop(0, batch, one, jnp.zeros((inputs, outputs), jnp.float32))
@@ -143,7 +141,7 @@ def first_by_example(
     after = w.shape[0]
     height, width, outputs = place.shape[1:]
     entries = kernel * kernel * x.shape[-1] + bias
-    size = max(16, 1 << (entries - 1).bit_length())
+    size = _side(entries)
 
     def body(g_ref: Any, w_ref: Any, place_ref: Any, x_ref: Any, bound_ref: Any, each_ref: Any, scale_ref: Any) -> None:
         out, far = _across(outputs), _across(wide)
@@ -187,7 +185,7 @@ def thin(x: Array, w: Array) -> Array:
     """`x @ w` for few rows and few columns but a long sum, made in parts by programs of their own."""
     rows, length = x.shape
     columns = w.shape[1]
-    high, wide = (max(16, 1 << (side - 1).bit_length()) for side in (rows, columns))
+    high, wide = _side(rows), _side(columns)
     parts = pl.cdiv(length, LENGTH)
 
     def body(x_ref: Any, w_ref: Any, y_ref: Any) -> None:
@@ -195,7 +193,7 @@ def thin(x: Array, w: Array) -> Array:
         down, out = jnp.arange(high, dtype=jnp.int32)[:, None], _across(wide)
         a = _load(x_ref, down, k[None, :], (down < rows) & (k[None, :] < length))
         b = _load(w_ref, k[:, None], out, (k[:, None] < length) & (out < columns))
-        y = _product(a, b, precision=None if INTERPRET else THREE_PASSES)
+        y = _product(a, b, precision=None if kernels.INTERPRET else THREE_PASSES)
         triton.store(y_ref.at[down, out], y, mask=(down < rows) & (out < columns))
 
     result = _array((parts, rows, columns), jnp.float32)
@@ -211,12 +209,12 @@ def _tile(start: Any, size: int, rows: int, columns: int) -> tuple[Array, Array,
     return q, q // columns, q % columns, q < rows * columns
 
 
-def _chunks(g_ref: Any, shape: tuple[int, ...], width: int, size: int, number: Any = None) -> list[Chunk]:
+def _chunks(g_ref: Any, shape: tuple[int, ...], width: int, number: Any = None) -> list[Chunk]:
     """All places of an example's outputs, chunk by chunk: where they are in the input, which there are, the derivatives."""
     _, rows, columns, outputs = shape
     chunks = []
-    for start in range(0, rows * columns, size):
-        q, row, column, there = _tile(start, size, rows, columns)
+    for start in range(0, rows * columns, CHUNK):
+        q, row, column, there = _tile(start, CHUNK, rows, columns)
         chunks.append((row * width + column, there, _load(g_ref, q, _across(outputs), there, number=number)))
     return chunks
 
@@ -243,6 +241,11 @@ def _looked(
     places = (2 * row + (corner[0] + i), 2 * column + (corner[1] + j), c + 0 * row)
     seen = triton.load(x_ref.at[places], mask=there & (entry < last), other=jnp.zeros((), x_ref.dtype))
     return jnp.where(entry == last, 1.0, seen)
+
+
+def _side(length: int) -> int:
+    """The side of a tile that holds so much: a power of two, and no less than products take."""
+    return max(16, 1 << (length - 1).bit_length())
 
 
 def _across(size: int) -> Array:
@@ -280,17 +283,13 @@ def _call(kernel: Any, body: Any, results: Any, grid: tuple[int, ...], given: li
         in_specs=given,
         out_specs=jax.tree.map(_one_of, results) if parts is None else parts,
         name=name,
-        interpret=INTERPRET,
-        compiler_params=None if INTERPRET else triton.CompilerParams(num_warps=WARPS[name], num_stages=1),
+        **kernels.compiled(WARPS[name]),
     )
 
 
 def _one_of(a: Any) -> pl.BlockSpec:
-    """The part of one example."""
-    rest = (0,) * (len(a.shape) - 1)
-    return pl.BlockSpec((None, *a.shape[1:]), lambda b, *_: (b, *rest))
+    return kernels.one_of(a.shape)
 
 
 def _whole(a: Any) -> pl.BlockSpec:
-    zeros = (0,) * len(a.shape)
-    return pl.BlockSpec(a.shape, lambda *_: zeros)
+    return kernels.whole(a.shape)

@@ -28,9 +28,9 @@ def gaussian(key: Array, like: Tree, deviation: Array | float) -> Tree:
         return _parts(like, deviation * secure.gaussian(key, _count(like), dtype))
     if not pairs.suits(key, dtype):
         return _parts(like, deviation * jax.random.normal(key, (_count(like),), dtype))
-    if jax.default_backend() == "gpu":
-        return _never_stored(key, like, deviation)
-    return _parts(like, deviation * pairs.normal(key, _count(like)))
+    if jax.default_backend() == "cpu":
+        return _parts(like, deviation * pairs.normal(key, _count(like)))
+    return _never_stored(key, like, deviation)
 
 
 def laplace(key: Array, like: Tree, scale: Array | float) -> Tree:
@@ -56,7 +56,7 @@ def _parts(like: Tree, drawn: Array) -> Tree:
     """`like` filled from so many numbers, array by array."""
     leaves, structure = jax.tree.flatten(like)
     ends = list(itertools.accumulate(math.prod(a.shape) for a in leaves))
-    parts = [drawn[end - math.prod(a.shape) : end].reshape(a.shape) for a, end in zip(leaves, ends, strict=True)]
+    parts = [part.reshape(a.shape) for a, part in zip(leaves, jnp.split(drawn, ends[:-1]), strict=True)]
     return jax.tree.unflatten(structure, parts)
 
 

@@ -32,14 +32,8 @@ def suits(key: Array, dtype: Any) -> bool:
 
 def normal(key: Array, count: int) -> Array:
     """`count` independent standard normal numbers in float32: the first of each pair, then the second of each."""
-    words, blocks = jax.random.key_data(key), (count + 1) // 2
-    # Computed once, for both halves: a compiler that joins them with what reads them would draw every block twice.
-    if jax.default_backend() == "cpu":
-        drawn = _in_turns(words, blocks)
-        both = (jnp.real(drawn), jnp.imag(drawn))
-    else:
-        both = jax.lax.optimization_barrier(_drawn(words, jax.lax.iota(jnp.uint32, blocks)))  # type: ignore[no-untyped-call]
-    return jnp.concatenate(both)[:count]
+    drawn = _in_turns(jax.random.key_data(key), (count + 1) // 2)
+    return jnp.concatenate([jnp.real(drawn), jnp.imag(drawn)])[:count]
 
 
 def neighbours(key: Array, start: int, count: int) -> Array:

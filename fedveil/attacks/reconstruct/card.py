@@ -48,12 +48,7 @@ def products(rows: Array, first: Array, second: Array) -> Array:
         body,
         jax.ShapeDtypeStruct((attacks, slots, 2), jnp.float32),  # type: ignore[no-untyped-call]
         grid=(attacks, pl.cdiv(slots, SLOTS)),
-        in_specs=[_whole(a.shape) for a in (rows, first, second)],
-        out_specs=_whole((attacks, slots, 2)),
-        interpret=kernels.INTERPRET,
-        compiler_params=None if kernels.INTERPRET else triton.CompilerParams(num_warps=WARPS, num_stages=2),
+        in_specs=[kernels.whole(a.shape) for a in (rows, first, second)],
+        out_specs=kernels.whole((attacks, slots, 2)),
+        **kernels.compiled(WARPS, stages=2),
     )(rows, first, second)
-
-
-def _whole(shape: tuple[int, ...]) -> pl.BlockSpec:
-    return pl.BlockSpec(shape, lambda *_: (0,) * len(shape))
