@@ -85,7 +85,8 @@ def backend(request, monkeypatch):
 
 def parts_of(shapes):
     like = {name: jnp.zeros(shape, jnp.float32) for name, shape in shapes.items()}
-    return {name: np.asarray(part) for name, part in noise.gaussian(jax.random.key(4), like, 1.0).items()}
+    drawn = jax.jit(lambda key: noise.gaussian(key, like, 1.0))(jax.random.key(4))
+    return {name: np.asarray(part) for name, part in drawn.items()}
 
 
 def test_arrays_of_a_tree_take_parts_of_one_draw_that_do_not_overlap(backend):
@@ -113,4 +114,5 @@ def test_neighbours_are_the_numbers_of_the_pairs_side_by_side():
     side_by_side = np.stack([first, second], axis=1).ravel()
     for start, count in ((0, 600), (0, 599), (2, 7), (598, 2), (100, 1)):
         want = side_by_side[start : start + count]
-        np.testing.assert_allclose(pairs.neighbours(key, start, count), want, rtol=1e-5, atol=1e-6)
+        got = jax.jit(pairs.neighbours, static_argnums=(1, 2))(key, start, count)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
