@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 
 from fedveil.hardware import processor
 
@@ -36,3 +37,21 @@ def _known(name: str, value: str) -> Options:
     except Exception:  # what it says then differs from version to version
         return {}
     return options
+
+
+def after(a: jax.Array, b: jax.Array) -> jax.Array:
+    """`a`, bit by bit; on a graphics card what computes it begins when `b` is there.
+
+    Kernels side by side begin in an order of the compiler's, and a small change anywhere changes it: steps under Fed-CDP
+    on an H200 took 128 to 136 µs by that alone, and take 119 with some things made to wait. `a` reads nothing of `b`:
+    all 32 bits of a number are shifted out, which XLA does not see through.
+    """
+    if jax.default_backend() != "gpu":
+        return a
+    if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(after(jax.random.key_data(a), b), impl=jax.random.key_impl(a))
+    if a.dtype.itemsize != 4:
+        return a
+    bits = jax.lax.bitcast_convert_type(b.ravel()[0].astype(jnp.float32), jnp.uint32)
+    nothing = jax.lax.shift_right_logical(bits, jnp.uint32(32))
+    return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(a, jnp.uint32) ^ nothing, a.dtype)

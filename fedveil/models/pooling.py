@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from fedveil import compiler
 from fedveil.models import kernels, tiles
 from fedveil.models.layers import Activation, Array, Context, Conv, Layer, LayerParams, Params, Pool, Shape
 
@@ -269,9 +270,9 @@ def _both(
         best, place = tiles.rectified(best, place)
     # Kept from here: the compiler would compute the layer again for the backward pass.
     between, place = jax.lax.optimization_barrier((best.astype(jnp.bfloat16), place))  # type: ignore[no-untyped-call]
-    bias = second["b"] if "b" in second else jnp.zeros(second["w"].shape[-1:], x.dtype)
-    y, after = tiles.pooled(between, second["w"].astype(between.dtype), bias, relus[1])
-    return y, (first, second, x, place, between, after, bound)
+    y, after = tiles.pooled(between, second["w"].astype(between.dtype), second.get("b"), relus[1])
+    # The backward pass reads the images once more: not gathered for it while the first layer waits for its own.
+    return y, (first, second, compiler.after(x, y), place, between, after, bound)
 
 
 def _both_backward(
@@ -311,7 +312,7 @@ def _second_gradient(
     if clip is None:
         gradient: LayerParams = {"w": tiles.summed(between, wide, kernel)}
         return gradient if shift is None else {**gradient, "b": shift.sum(axis=0)}
-    more = jnp.zeros(between.shape[:1], bound.dtype) if shift is None else jnp.square(shift).sum(axis=1)
+    more = None if shift is None else jnp.square(shift).sum(axis=1)
     scale = functools.partial(clip.scale, rounded=True)
     each, scales = tiles.by_example(between, wide, kernel, more, bound, scale)
     alone: LayerParams = {"w": each} if shift is None else {"w": each, "b": shift}
@@ -319,3 +320,20 @@ def _second_gradient(
 
 
 both_with.defvjp(_both, _both_backward)
+
+
+def in_order(layers: tuple[Layer, ...], x: Array, total: Params) -> Params:
+    """The same gradients; with `both`, those of later layers no sooner than the second's.
+
+    Where they are updated with noise, which takes as long as the first two layers' gradients do, they would take the card
+    before those; after, they are computed beside what is left of them.
+    """
+    match paired(layers):
+        case (Pair() as pair, *_) if by_tiles(pair, x):
+            own = (pair.first.name, pair.second.name)
+            waited = total[pair.second.name]["w"]
+            return {
+                name: layer if name in own else {k: compiler.after(a, waited) for k, a in layer.items()}
+                for name, layer in total.items()
+            }
+    return total

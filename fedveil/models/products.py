@@ -53,6 +53,13 @@ def product(x: Array, w: Array) -> Array:
     return x @ w if x.dtype == w.dtype else jnp.matmul(x, w.astype(x.dtype), preferred_element_type=w.dtype)
 
 
+def product_and_squares(x: Array, w: Array) -> tuple[Array, Array | None]:
+    """`product`, and the squared norms of the rows of `x` where they cost nothing."""
+    if jax.default_backend() == "gpu" and is_thin(x, w):
+        return tiles.thin_and_squares(x, w)
+    return product(x, w), None
+
+
 def is_thin(x: Array, w: Array) -> bool:
     """Whether this is a long sum for few rows and columns: a card's own product would leave most of it idle."""
     single = x.dtype == w.dtype == jnp.float32

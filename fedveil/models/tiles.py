@@ -24,10 +24,11 @@ MOST = 256  # outputs before pooling that a kernel of example gradients is writt
 INACTIVE = 4  # instead of the winner's place in its window, where the activation lets nothing through
 WINDOW = ((0, 0), (0, 1), (1, 0), (1, 1))
 WINDOWS = 32  # a tile of pooled outputs
-CHUNK = 128  # outputs before pooling whose products are added up at once
+CHUNK = {"by_example": 64, "summed": 128}  # outputs before pooling whose products are added up at once
 PLACES = 64  # a tile of the first layer's outputs
+SPOTS = 2  # weights' places read at once there: with three a multiprocessor has no room for a fourth program
 LENGTH = 64  # of the long side of a thin product, in one program
-WARPS = {"pooled": 2, "by_example": 4, "summed": 4, "first_by_example": 4, "thin": 1}
+WARPS = {"pooled": 2, "by_example": 2, "summed": 4, "first_by_example": 4, "thin": 1}
 THREE_PASSES = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3  # as exact as float32, nearly
 Scale = Callable[[Array, Array], Array]  # of a squared norm and a bound: what to multiply by
 
@@ -44,17 +45,19 @@ def rectified(best: Array, place: Array) -> tuple[Array, Array]:
     return jnp.maximum(best, 0.0), jnp.where(best > 0, place, INACTIVE)
 
 
-def pooled(x: Array, w: Array, bias: Array, relu: bool) -> tuple[Array, Array]:
+def pooled(x: Array, w: Array, bias: Array | None, relu: bool) -> tuple[Array, Array]:
     """The largest output of every 2×2 window, and its place; both [batch, rows, columns, outputs].
 
-    `x` [batch, height, width, inputs] without padding and `w` [kernel, kernel, inputs, outputs] in bfloat16.
+    `x` [batch, height, width, inputs] without padding and `w` [kernel, kernel, inputs, outputs] in bfloat16. On a card a
+    number wins over what is none.
     """
     batch, height, width, inputs = x.shape
     kernel, _, _, outputs = w.shape
     rows, columns = ((side - kernel + 1) // 2 for side in (height, width))
     spots = list(itertools.product(range(kernel), range(kernel)))
 
-    def body(x_ref: Any, w_ref: Any, bias_ref: Any, best_ref: Any, place_ref: Any) -> None:
+    def body(x_ref: Any, w_ref: Any, *rest: Any) -> None:
+        *bias_ref, best_ref, place_ref = rest
         q, row, column, there = _tile(pl.program_id(1) * WINDOWS, WINDOWS, rows, columns)
         start, out = 2 * row * width + 2 * column, _across(outputs)
         weights = {spot: w_ref[spot] for spot in spots}
@@ -66,7 +69,7 @@ def pooled(x: Array, w: Array, bias: Array, relu: bool) -> tuple[Array, Array]:
                     if (u - a, v - b) in weights:
                         sums[corner] += _product(seen, weights[u - a, v - b])
         best, place = winners(sums)
-        best = best + bias_ref[...][None, :]
+        best = best if bias is None else best + bias_ref[0][...][None, :]
         best, place = rectified(best, place) if relu else (best, place)
         kept = jnp.broadcast_to(there, (WINDOWS, outputs))
         triton.store(best_ref.at[q, out], best, mask=kept)
@@ -75,12 +78,12 @@ def pooled(x: Array, w: Array, bias: Array, relu: bool) -> tuple[Array, Array]:
     shape = (batch, rows * columns, outputs)
     results = (_array(shape, jnp.float32), _array(shape, jnp.int8))
     grid = (batch, pl.cdiv(rows * columns, WINDOWS))
-    given = (_flat(x), w, bias)
-    best, place = _call(pooled, body, results, grid, [_one_of(given[0]), _whole(w), _whole(bias)])(*given)
+    given = [_flat(x), w] if bias is None else [_flat(x), w, bias]
+    best, place = _call(pooled, body, results, grid, [_one_of(given[0]), *map(_whole, given[1:])])(*given)
     return best.reshape(batch, rows, columns, outputs), place.reshape(batch, rows, columns, outputs)
 
 
-def by_example(x: Array, g: Array, kernel: int, more: Array, bound: Array, scale: Scale) -> tuple[Array, Array]:
+def by_example(x: Array, g: Array, kernel: int, more: Array | None, bound: Array, scale: Scale) -> tuple[Array, Array]:
     """Each example's gradient of the weights in bfloat16 [batch, kernel, kernel, inputs, outputs], and what `scale` makes
     of the square of its norm, of the rounded numbers, and of the bound [batch].
 
@@ -90,8 +93,9 @@ def by_example(x: Array, g: Array, kernel: int, more: Array, bound: Array, scale
     batch, _, width, inputs = x.shape
     outputs = g.shape[-1]
 
-    def body(x_ref: Any, g_ref: Any, more_ref: Any, bound_ref: Any, each_ref: Any, scale_ref: Any) -> None:
-        chunks = _chunks(g_ref, g.shape, width)
+    def body(x_ref: Any, g_ref: Any, bound_ref: Any, *rest: Any) -> None:
+        *more_ref, each_ref, scale_ref = rest
+        chunks = _chunks(g_ref, g.shape, width, CHUNK["by_example"])
         total = jnp.zeros((inputs, outputs), jnp.float32)
         for i in range(kernel):
             line = [_seen(x_ref, chunks, i * width + j) for j in range(kernel)]
@@ -99,11 +103,12 @@ def by_example(x: Array, g: Array, kernel: int, more: Array, bound: Array, scale
                 half = _sum_over(seen, chunks, jnp.zeros((inputs, outputs), jnp.float32)).astype(jnp.bfloat16)
                 each_ref[i, j] = half
                 total += jnp.square(half.astype(jnp.float32))
-        scale_ref[0] = scale(jnp.sum(total) + more_ref[0], bound_ref[0])
+        square = jnp.sum(total)
+        scale_ref[0] = scale(square if more is None else square + more_ref[0][0], bound_ref[0])
 
     results = (_array((batch, kernel, kernel, inputs, outputs), jnp.bfloat16), _array((batch, 1), jnp.float32))
-    given = (_flat(x), _flat(g), more.reshape(batch, 1), bound.reshape(1))
-    specs = [*map(_one_of, given[:3]), _whole(given[3])]
+    given = [_flat(x), _flat(g), bound.reshape(1), *([] if more is None else [more.reshape(batch, 1)])]
+    specs = [_whole(a) if a is given[2] else _one_of(a) for a in given]
     each, scales = _call(by_example, body, results, (batch,), specs)(*given)
     return each, scales[:, 0]
 
@@ -117,7 +122,7 @@ def summed(x: Array, g: Array, kernel: int) -> Array:
         shift = pl.program_id(0) * width + pl.program_id(1)
 
         def one(number: Any, sums: Array) -> Array:
-            chunks = _chunks(g_ref, g.shape, width, number)
+            chunks = _chunks(g_ref, g.shape, width, CHUNK["summed"], number)
             return _sum_over(_seen(x_ref, chunks, shift, number), chunks, sums)
 
         sum_ref[...] = jax.lax.fori_loop(0, batch, one, jnp.zeros((inputs, outputs), jnp.float32))
@@ -142,6 +147,7 @@ def first_by_example(
     height, width, outputs = place.shape[1:]
     entries = kernel * kernel * x.shape[-1] + bias
     size = _side(entries)
+    spots = list(itertools.product(range(after), range(after)))
 
     def body(g_ref: Any, w_ref: Any, place_ref: Any, x_ref: Any, bound_ref: Any, each_ref: Any, scale_ref: Any) -> None:
         out, far = _across(outputs), _across(wide)
@@ -150,13 +156,14 @@ def first_by_example(
             q, row, column, there = _tile(turn * PLACES, PLACES, height, width)
             won = _load(place_ref, q, out, there, INACTIVE)
             looked = [_looked(x_ref, row, column, corner, there, _across(size), kernel) for corner in WINDOW]
+            looked = [seen.astype(jnp.bfloat16) for seen in looked]
             sums = jnp.zeros((PLACES, outputs), jnp.float32)
             start = row * columns + column
             within = [(row >= i) & (row - i < rows) for i in range(after)]
             inside = [(column >= j) & (column - j < columns) for j in range(after)]
-            for i in range(after):
+            for few in range(0, len(spots), SPOTS):
                 line = []
-                for j in range(after):
+                for i, j in spots[few : few + SPOTS]:
                     derivative = _load(g_ref, start - (i * columns + j), far, within[i] & inside[j])
                     line.append((derivative, w_ref[i, j]))
                 for derivative, weights in line:
@@ -164,7 +171,7 @@ def first_by_example(
             half = sums.astype(jnp.bfloat16)
             for corner, seen in enumerate(looked):
                 mine = jnp.where(won == corner, half, jnp.bfloat16(0.0))
-                gradient += _product(seen.astype(jnp.bfloat16), mine, over=0)
+                gradient += _product(seen, mine, over=0)
             return gradient
 
         nothing = jnp.zeros((size, outputs), jnp.float32)
@@ -183,21 +190,34 @@ def first_by_example(
 
 def thin(x: Array, w: Array) -> Array:
     """`x @ w` for few rows and few columns but a long sum, made in parts by programs of their own."""
+    return _thin(x, w, False)[0]
+
+
+def thin_and_squares(x: Array, w: Array) -> tuple[Array, Array]:
+    """The same, and the squared norms of the rows of `x` [rows], which the programs read anyway."""
+    y, squares = _thin(x, w, True)
+    return y, squares
+
+
+def _thin(x: Array, w: Array, squares: bool) -> list[Array]:
     rows, length = x.shape
     columns = w.shape[1]
     high, wide = _side(rows), _side(columns)
     parts = pl.cdiv(length, LENGTH)
 
-    def body(x_ref: Any, w_ref: Any, y_ref: Any) -> None:
+    def body(x_ref: Any, w_ref: Any, y_ref: Any, *square_ref: Any) -> None:
         k = pl.program_id(0) * LENGTH + jnp.arange(LENGTH, dtype=jnp.int32)
-        down, out = jnp.arange(high, dtype=jnp.int32)[:, None], _across(wide)
+        row = jnp.arange(high, dtype=jnp.int32)
+        down, out = row[:, None], _across(wide)
         a = _load(x_ref, down, k[None, :], (down < rows) & (k[None, :] < length))
         b = _load(w_ref, k[:, None], out, (k[:, None] < length) & (out < columns))
         y = _product(a, b, precision=None if kernels.INTERPRET else THREE_PASSES)
         triton.store(y_ref.at[down, out], y, mask=(down < rows) & (out < columns))
+        for ref in square_ref:
+            triton.store(ref.at[row], jnp.sum(jnp.square(a), axis=1), mask=row < rows)
 
-    result = _array((parts, rows, columns), jnp.float32)
-    return _call(thin, body, result, (parts,), [_whole(x), _whole(w)])(x, w).sum(axis=0)
+    results = [_array((parts, rows, columns), jnp.float32), *([_array((parts, rows), jnp.float32)] if squares else [])]
+    return [a.sum(axis=0) for a in _call(thin, body, results, (parts,), [_whole(x), _whole(w)])(x, w)]
 
 
 Chunk = tuple[Array, Array, Array]
@@ -209,12 +229,12 @@ def _tile(start: Any, size: int, rows: int, columns: int) -> tuple[Array, Array,
     return q, q // columns, q % columns, q < rows * columns
 
 
-def _chunks(g_ref: Any, shape: tuple[int, ...], width: int, number: Any = None) -> list[Chunk]:
+def _chunks(g_ref: Any, shape: tuple[int, ...], width: int, size: int, number: Any = None) -> list[Chunk]:
     """All places of an example's outputs, chunk by chunk: where they are in the input, which there are, the derivatives."""
     _, rows, columns, outputs = shape
     chunks = []
-    for start in range(0, rows * columns, CHUNK):
-        q, row, column, there = _tile(start, CHUNK, rows, columns)
+    for start in range(0, rows * columns, size):
+        q, row, column, there = _tile(start, size, rows, columns)
         chunks.append((row * width + column, there, _load(g_ref, q, _across(outputs), there, number=number)))
     return chunks
 

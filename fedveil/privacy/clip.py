@@ -132,28 +132,32 @@ def _widened(a: Array, scale: Array) -> Array:
 _CLIP = pooling.Clip(_scale, _widened)
 
 
+Saved = tuple[LayerParams, Array, Array, Array | None]
+
+
 @jax.custom_vjp
 def _linear(params: LayerParams, x: Array, bound: Array) -> Array:
-    y = products.product(x, params["w"])
-    return y + params["b"] if "b" in params else y
+    return _forward(params, x, bound)[0]
 
 
-def _forward(params: LayerParams, x: Array, bound: Array) -> tuple[Array, tuple[LayerParams, Array, Array]]:
-    return _linear(params, x, bound), (params, x, bound)
+def _forward(params: LayerParams, x: Array, bound: Array) -> tuple[Array, Saved]:
+    y, squares = products.product_and_squares(x, params["w"])
+    return (y + params["b"] if "b" in params else y), (params, x, bound, squares)
 
 
-def _backward(saved: tuple[LayerParams, Array, Array], g: Array) -> tuple[LayerParams, Array, Array]:
-    params, x, bound = saved
-    gradient = _dense_gradient if x.ndim == 2 else _conv_gradient
-    return gradient(params, x, g, bound), products.back_product(x, params["w"], g), jnp.zeros_like(bound)
+def _backward(saved: Saved, g: Array) -> tuple[LayerParams, Array, Array]:
+    params, x, bound, squares = saved
+    gradient = _dense_gradient(params, x, g, bound, squares) if x.ndim == 2 else _conv_gradient(params, x, g, bound)
+    return gradient, products.back_product(x, params["w"], g), jnp.zeros_like(bound)
 
 
 _linear.defvjp(_forward, _backward)
 
 
-def _dense_gradient(params: LayerParams, x: Array, g: Array, bound: Array) -> LayerParams:
-    """One position per example: the norm of an outer product is the product of the norms."""
-    inputs = jnp.square(x).sum(axis=1) + ("b" in params)
+def _dense_gradient(params: LayerParams, x: Array, g: Array, bound: Array, squares: Array | None) -> LayerParams:
+    """One position per example: the norm of an outer product is the product of the norms. `squares`: of the rows of `x`,
+    where they are known."""
+    inputs = (jnp.square(x).sum(axis=1) if squares is None else squares) + ("b" in params)
     scale = factor(jnp.sqrt(inputs * jnp.square(g).sum(axis=1)), bound)
     g = _scaled(g, scale)
     x = jnp.where((scale > 0)[:, None], x, 0.0)  # what is left out must not enter as 0 · ∞

@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedveil.compiler import after
 from fedveil.defenses.base import At, Defense, Setting, filters
 from fedveil.models.layers import Array, Context, Params
 from fedveil.models.net import Model, Net
-from fedveil.models.pooling import both, first
+from fedveil.models.pooling import both, first, in_order
 from fedveil.models.products import half_patches, quick_linear
 from fedveil.privacy.clip import clipping_affine, clipping_first, clipping_linear, clipping_pair
 from fedveil.rounds import keys
@@ -181,7 +182,7 @@ def batch_gradient(
     divisor = batch_divisor(task, mask)
     if "example" not in seen.taps and one_pass(task):
         total, loss = _clipped_sum(task, params, x, y, mask, divisor, now, draws)
-        return _noised(task, total, divisor, now, draws), loss
+        return _noised(task, total, loss, divisor, now, draws), loss
     stages = [d for d in task.defenses if d.fills("example")]
     points = [_at(task, now, draws[f"example/{place}"], divisor) for place in range(len(stages))]
     return _one_by_one(task, params, x, y, mask, draws.get("dropout"), stages, points, seen)
@@ -217,13 +218,18 @@ def _clipped_sum(
             pair=context.pair and clipping_pair(bound),
         )
     loss, total = jax.value_and_grad(_loss)(params, task.model, x, y, mask, context)
+    if stage is not None and task.half and isinstance(task.model, Net):
+        total = in_order(task.model.layers, x, total)
     return total, loss
 
 
-def _noised(task: Task, total: Tree, divisor: Array, now: Now, draws: Draws) -> Tree:
-    """A step's clipped sum with the noise of the stage `example`."""
+def _noised(task: Task, total: Tree, loss: Array, divisor: Array, now: Now, draws: Draws) -> Tree:
+    """A step's clipped sum, of examples with this loss, with the noise of the stage `example`."""
     stage = next((d for d in task.defenses if d.fills("example")), None)
-    return total if stage is None else stage.example_on_sum(total, _at(task, now, draws["example/0"], divisor))
+    if stage is None:
+        return total
+    key = after(draws["example/0"], loss)  # nothing is done with keys while the first layer waits for its images
+    return stage.example_on_sum(total, _at(task, now, key, divisor))
 
 
 def _one_by_one(
@@ -346,7 +352,7 @@ def whole_in_parts(
         values = x[rows].astype(task.dtype) * jnp.asarray(task.scale, task.dtype)
         more, more_loss = _clipped_sum(task, local.params, values, y[rows], present, nominal, now, draws)
         total, loss = jax.tree.map(jnp.add, total, more), loss + more_loss
-        new = _moved(task, local, _noised(task, total, nominal, now, draws), loss, nominal, now, draws)
+        new = _moved(task, local, _noised(task, total, loss, nominal, now, draws), loss, nominal, now, draws)
         local = jax.tree.map(lambda a, b: jnp.where(done, a, b), new, local)
         total, loss = jax.tree.map(lambda a: jnp.where(done, jnp.zeros_like(a), a), (total, loss))
         return (local, total, loss), None

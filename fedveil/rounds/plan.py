@@ -177,11 +177,18 @@ def _subsets(rng: np.random.Generator, steps: int, size: int, batch: int) -> tup
 
 def _shuffled(rng: np.random.Generator, steps: int, size: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
     """Epochs: a fresh permutation cut into batches, the last one smaller where the size does not divide."""
+    counts, total = _sizes(steps, size, batch)
+    order = np.concatenate([rng.permutation(size) for _ in range(-(-total // size))])
+    return order[:total], counts
+
+
+@lru_cache(maxsize=1024)
+def _sizes(steps: int, size: int, batch: int) -> tuple[np.ndarray, int]:
+    """The sizes of such batches, and their sum: the same for all clients of a size."""
     per_epoch = math.ceil(size / batch)
-    epochs = math.ceil(steps / per_epoch)
-    counts = np.tile(np.minimum(batch, size - batch * np.arange(per_epoch)), epochs)[:steps]
-    order = np.concatenate([rng.permutation(size) for _ in range(epochs)])
-    return order[: int(counts.sum())], counts
+    counts = np.tile(np.minimum(batch, size - batch * np.arange(per_epoch)), math.ceil(steps / per_epoch))[:steps]
+    counts.flags.writeable = False
+    return counts, int(counts.sum())
 
 
 def draw_batches(

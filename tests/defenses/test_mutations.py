@@ -49,7 +49,7 @@ def unweighted(self, total, at):
     return noise.add(total, noise.gaussian(at.key, total, self.noise * self.clip))
 
 
-def unclipped_dense(params, x, g, bound):
+def unclipped_dense(params, x, g, bound, squares):
     gradient = {"w": x.T @ g}
     return {**gradient, "b": g.sum(axis=0)} if "b" in params else gradient
 

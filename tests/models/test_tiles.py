@@ -132,6 +132,28 @@ def test_a_thin_product_is_a_matrix_product(rows, length, columns):
     x, w = x.astype(np.float32), w.astype(np.float32)
     assert products.is_thin(jnp.asarray(x[0]), jnp.asarray(w[0]))
     np.testing.assert_allclose(jax.vmap(tiles.thin)(x, w), x @ w, rtol=1e-4, atol=1e-3)
+    y, squares = jax.vmap(tiles.thin_and_squares)(x, w)
+    np.testing.assert_allclose(y, x @ w, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(squares, np.square(x).sum(axis=-1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_thin_layer_is_clipped_by_the_squares_that_its_product_gives(bias, monkeypatch):
+    rng = np.random.default_rng(6)
+    params = {"w": jnp.asarray(rng.normal(size=(600, 10)), jnp.float32), **({"b": jnp.ones(10)} if bias else {})}
+    x = jnp.asarray(rng.normal(size=(5, 600)), jnp.float32).at[3, 7].set(jnp.inf)
+    bound = 0.7
+
+    def gradient():
+        linear = clip.clipping_linear(jnp.asarray(bound))
+        return jax.jit(jax.grad(lambda p: (linear("", p, x) * jnp.arange(10.0)).sum()))(params)
+
+    want = gradient()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    got = gradient()
+    same(got, want, rtol=1e-4, atol=1e-6)
+    norm = np.sqrt(sum(np.square(np.asarray(a)).sum() for a in got.values()))
+    assert 0 < norm <= 4 * bound  # one of five is not finite and left out
 
 
 @pytest.mark.parametrize("clipped", [False, True])

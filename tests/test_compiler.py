@@ -1,0 +1,76 @@
+"""An order for kernels on a graphics card: the same bits, and a dependency that the compiler does not see through."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedveil import compiler
+from fedveil.models import kernels, pooling
+from fedveil.models.build import build
+from fedveil.models.layers import Conv, Pool
+from fedveil.privacy import secure
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+
+ODD = np.array([0, 0x80000000, 1, 0x7F800000, 0xFF800000, 0x7FC00001, 0xFFFFFFFF, 0x3F800000], np.uint32)
+
+
+@pytest.mark.parametrize("b", [0.0, -1.0, np.nan, np.inf])
+def test_what_waits_keeps_its_bits(b, gpu):
+    waited = jnp.full((2, 3), b, jnp.float32)
+    whole = jnp.asarray(ODD)
+    np.testing.assert_array_equal(jax.jit(compiler.after)(whole, waited), ODD)
+    floats = jax.lax.bitcast_convert_type(whole, jnp.float32)
+    got = jax.jit(compiler.after)(floats, waited)
+    np.testing.assert_array_equal(jax.lax.bitcast_convert_type(got, jnp.uint32), ODD)
+
+
+@pytest.mark.parametrize("make", [lambda: jax.random.key(7, impl="threefry2x32"), secure.fresh_key])
+def test_keys_wait_and_stay_what_they_are(make, gpu):
+    key = make()
+    late = jax.jit(compiler.after)(key, jnp.ones(3))
+    assert late.dtype == key.dtype and secure.is_secure(late) == secure.is_secure(key)
+    np.testing.assert_array_equal(jax.random.key_data(late), jax.random.key_data(key))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8])
+def test_other_widths_do_not_wait(dtype, gpu):
+    a = jnp.ones(4, dtype)
+    assert compiler.after(a, jnp.ones(2)) is a
+
+
+def test_the_compiler_keeps_the_dependency(gpu):
+    """After all of XLA's passes, what computes `a` still takes `b`."""
+    program = jax.jit(jax.vmap(lambda a, b: 2.0 * compiler.after(a, b)))
+    text = program.lower(jnp.ones((3, 5)), jnp.ones((3, 4))).compile().as_text()
+    body = text[text.index("ENTRY") :]
+    (root,) = [line for line in body.splitlines() if "ROOT" in line]
+    assert "fusion(" in root and root.count("%") >= 3  # its own name and both operands
+
+
+def test_elsewhere_nothing_is_added():
+    a = jnp.ones(3)
+    assert compiler.after(a, jnp.zeros(2)) is a
+
+
+def test_later_layers_wait_for_the_second_alone(gpu, monkeypatch):
+    waits = []
+    monkeypatch.setattr(compiler, "after", lambda a, b: waits.append((a.shape, b.shape)) or a)
+    monkeypatch.setattr(kernels, "INTERPRET", True)
+    net = build("cnn", (28, 28, 1), 10)
+    total = net.init(jax.random.key(0))
+    x = jnp.zeros((5, 28, 28, 1))
+    got = pooling.in_order(net.layers, x, total)
+    assert jax.tree.structure(got) == jax.tree.structure(total)
+    names = list(total)
+    second = total[names[1]]["w"].shape
+    assert waits == [(a.shape, second) for name in names[2:] for a in total[name].values()] != []
+    waits.clear()
+    pooling.in_order((Conv("a", 12, 3), Pool(), Conv("b", 32, 3), Pool()), x, total)  # shapes that do not suit tiles
+    pooling.in_order(build("mlp", (28, 28, 1), 10).layers, x, total)
+    assert not waits
