@@ -24,6 +24,7 @@ from fedveil.lazy import Lazy
 np: Any = Lazy("numpy")
 binom: Any = Lazy("scipy.stats")
 dp: Any = Lazy("dp_accounting")
+signal: Any = Lazy("scipy.signal")
 special: Any = Lazy("scipy.special")
 pmfs: Any = Lazy("dp_accounting.pld.pld_pmf")
 plds: Any = Lazy("dp_accounting.pld.privacy_loss_distribution")
@@ -37,6 +38,7 @@ ORDERS = (1.25, 1.5, 2, 2.5, *range(3, 32), *range(32, 65, 8), 80, 96, 128, 192,
 SHORTEST, LONGEST = 32, 2**17  # widths of the grid of losses in ε, at least and at most
 COARSEST = 1.0  # grid that is worth composing on
 REACH = 10.0  # standard deviations of the noise: what lies beyond has probability below 1e-22
+LARGE = 700.0  # an ε from which on no float holds e^−ε with all its bits
 TAIL = 1e-13  # probability of an outcome that is not worked out but counted as a failure (added to δ)
 
 
@@ -136,7 +138,25 @@ def _pld(rounds: Sequence[tuple[Round, int]], delta: float, grid: float) -> floa
         composed = _round_pld(replace(one, fails=0.0), grid).self_compose(times)
         total = composed if total is None else total.compose(composed)
     found = float(total.get_epsilon_for_delta(delta))
+    found = found if found < LARGE else _of_large_losses(total, delta)
     return max(found, 0.0) if math.isfinite(found) else None
+
+
+def _of_large_losses(pld: Any, delta: float) -> float:
+    """ε rounded up to the grid, where the library finds none or too much: it adds up e^−loss, which has too few bits at
+    losses of 709 to 745 and is zero beyond. Here each sum is relative to the loss at hand,
+    δ(ε) = P(loss > ε) − E(e^(ε − loss); loss > ε)."""
+    found = -math.inf
+    for one in (pld._pmf_remove, pld._pmf_add):
+        pmf = one.to_dense_pmf()
+        if pmf._infinity_mass > delta:
+            return math.inf
+        above = np.append(0.0, np.cumsum(pmf._probs[:0:-1])) + pmf._infinity_mass  # from the largest loss down
+        shrink = math.exp(-pmf._discretization)
+        relative = signal.lfilter([0.0, shrink], [1.0, -shrink], pmf._probs[::-1])
+        enough = int(np.count_nonzero(np.minimum.accumulate(above - relative <= delta)))  # losses that will do as ε
+        found = max(found, (pmf._lower_loss + len(pmf._probs) - enough) * pmf._discretization)
+    return found
 
 
 @lru_cache(maxsize=256)

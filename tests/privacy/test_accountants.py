@@ -58,6 +58,40 @@ def test_a_coarser_grid_never_gives_less(z, rate, times):
     assert fine * (1 - 1e-9) - 1e-12 <= given_ <= fine * 1.02 + 1e-3
 
 
+@pytest.mark.parametrize("times", [1531, 1568])
+def test_losses_of_which_no_float_holds_the_exponential(times):
+    """The library's own search divides by less than the smallest normal number here, on the given grid or the finer."""
+    given_, fine = both(gaussian(0.71875, 1, 0.71875, times), 3)
+    assert fine * (1 - 1e-9) <= given_ <= fine * 1.001
+
+
+@pytest.mark.parametrize(("z", "times"), [(0.7, 580), (0.7, 1000), (1.0, 3000)])
+def test_large_accounts_of_the_gaussian_are_exact(z, times):
+    """δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) with μ = √steps/z, by logarithms."""
+    mu = math.sqrt(times) / z
+
+    def delta(at):
+        low = stats.norm.logcdf(-mu / 2 - at / mu) + at
+        return math.exp(stats.norm.logcdf(mu / 2 - at / mu)) - math.exp(low)
+
+    found = accountants.epsilon(gaussian(z, 1, 1.0, times), DELTA, "pld")
+    assert found > accountants.LARGE
+    assert delta(found) <= DELTA * (1 + 1e-6)
+    assert delta(found * (1 - 1e-3)) > DELTA
+
+
+@pytest.mark.parametrize("name", ["few steps", "a training", "another record", "laplace", "noise that grows"])
+@pytest.mark.parametrize("delta", [1e-5, 1e-10])
+def test_the_search_for_large_losses_finds_what_the_library_finds(name, delta):
+    grid = accountants.grid_for(*accountants._losses(SETTINGS[name]), delta)
+    total = None
+    for one, times in SETTINGS[name]:
+        composed = accountants._round_pld(one, grid).self_compose(times)
+        total = composed if total is None else total.compose(composed)
+    found, want = accountants._of_large_losses(total, delta), total.get_epsilon_for_delta(delta)
+    assert want - 1e-9 <= found <= want + grid * (1 + 1e-6)
+
+
 @pytest.mark.parametrize(("z", "rate"), [(0.5, 1e-7), (0.06, 1e-6), (0.3, 1e-4), (1.0, 1e-5)])
 def test_little_noise_used_rarely_does_not_make_the_grid_too_long(z, rate):
     rounds = gaussian(z, 1, rate, 10)
