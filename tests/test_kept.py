@@ -1,6 +1,7 @@
 """Finished programs that are kept: the same results, one more for whatever changes a program, none that is in doubt."""
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -164,12 +165,23 @@ CHANGES = (
 )
 
 
-@pytest.mark.parametrize("changed", CHANGES)
-def test_another_setting_is_another_round(changed, folder, loaded):
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    """A folder with the programs of a round."""
+    path = tmp_path_factory.mktemp("once") / "programs"
+    kept.use(path)
     trained(rounds=1)
-    loaded.clear()
-    trained(changed, rounds=1)
-    assert loaded[1] is False  # the round of a chunk of clients, after an empty sum
+    kept.use(None)
+    return path
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_another_setting_is_another_round(changed, once, folder, loaded):
+    shutil.copytree(once, folder, dirs_exist_ok=True)
+    for settings, there in (((), True), ((changed,), False)):
+        loaded.clear()
+        trained(*settings, rounds=1)
+        assert loaded[1] is there  # the round of a chunk of clients, after an empty sum
 
 
 def test_changed_source_is_another_program(folder, monkeypatch):
