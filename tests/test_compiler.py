@@ -1,15 +1,19 @@
 """An order for kernels on a graphics card: the same bits, and a dependency that the compiler does not see through."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedveil import compiler
-from fedveil.models import kernels, pooling
+from fedveil import api, compiler
+from fedveil.bench import round as bench
+from fedveil.models import pooling
 from fedveil.models.build import build
 from fedveil.models.layers import Conv, Pool
 from fedveil.privacy import secure
+from fedveil.rounds import server
 
 
 @pytest.fixture
@@ -49,8 +53,8 @@ def test_the_compiler_keeps_the_dependency(gpu):
     program = jax.jit(jax.vmap(lambda a, b: 2.0 * compiler.after(a, b)))
     text = program.lower(jnp.ones((3, 5)), jnp.ones((3, 4))).compile().as_text()
     body = text[text.index("ENTRY") :]
-    (root,) = [line for line in body.splitlines() if "ROOT" in line]
-    assert "fusion(" in root and root.count("%") >= 3  # its own name and both operands
+    (taken,) = re.findall(r"ROOT .* fusion\(([^)]*)\)", body)
+    assert sorted(re.findall(r"%(\w+)", taken)) == ["a", "b"]
 
 
 def test_elsewhere_nothing_is_added():
@@ -58,10 +62,32 @@ def test_elsewhere_nothing_is_added():
     assert compiler.after(a, jnp.zeros(2)) is a
 
 
+IMAGES, DENSE, KEY = (
+    (5, 28, 28, 1),
+    (1600, 10),
+    [(), (2,)],
+)  # of the backward pass; its gradient; and what it is made of
+
+
+@pytest.mark.parametrize(("defense", "late"), [(bench.NONE, [IMAGES]), (bench.PRIVATE, [IMAGES, DENSE, *KEY])])
+def test_a_round_lowers_for_a_graphics_card_with_what_waits(defense, late, gpu, a_card, monkeypatch):
+    case, waits, real = bench.CASES["cnn"], [], compiler.after
+    monkeypatch.setattr(compiler, "after", lambda a, b: waits.append(a.shape) or real(a, b))
+    settings = bench.settings_of(case, 2, 2, defense, "shuffle")
+    simulator = api.federation(settings, data=bench.random_data(case, 2)).simulator
+    assert simulator.task.half
+    state = simulator.start()
+    given = simulator._inputs(state, simulator.cohort(state, 0), 0, simulator.round_key(0), jnp.float32(0.1))
+    summed = server.empty_sum(simulator.rule, state.params)
+    with a_card:
+        text = simulator._chunk.jitted.trace((summed, {}), *given).lower(lowering_platforms=("cuda",)).as_text()
+    assert waits == late
+    assert "stablehlo.shift_right_logical" in text
+
+
 def test_later_layers_wait_for_the_second_alone(gpu, monkeypatch):
     waits = []
     monkeypatch.setattr(compiler, "after", lambda a, b: waits.append((a.shape, b.shape)) or a)
-    monkeypatch.setattr(kernels, "INTERPRET", True)
     net = build("cnn", (28, 28, 1), 10)
     total = net.init(jax.random.key(0))
     x = jnp.zeros((5, 28, 28, 1))

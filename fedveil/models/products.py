@@ -48,16 +48,18 @@ half_patches.defvjp(lambda conv, x, rows, columns: (half_patches(conv, x, rows, 
 
 def product(x: Array, w: Array) -> Array:
     """`x @ w`, made in the type of `x`, summed in that of `w`."""
-    if jax.default_backend() == "gpu" and is_thin(x, w):
+    if _in_parts(x, w):
         return tiles.thin(x, w)
     return x @ w if x.dtype == w.dtype else jnp.matmul(x, w.astype(x.dtype), preferred_element_type=w.dtype)
 
 
 def product_and_squares(x: Array, w: Array) -> tuple[Array, Array | None]:
     """`product`, and the squared norms of the rows of `x` where they cost nothing."""
-    if jax.default_backend() == "gpu" and is_thin(x, w):
-        return tiles.thin_and_squares(x, w)
-    return product(x, w), None
+    return tiles.thin_and_squares(x, w) if _in_parts(x, w) else (product(x, w), None)
+
+
+def _in_parts(x: Array, w: Array) -> bool:
+    return jax.default_backend() == "gpu" and is_thin(x, w)
 
 
 def is_thin(x: Array, w: Array) -> bool:

@@ -156,7 +156,6 @@ def first_by_example(
             q, row, column, there = _tile(turn * PLACES, PLACES, height, width)
             won = _load(place_ref, q, out, there, INACTIVE)
             looked = [_looked(x_ref, row, column, corner, there, _across(size), kernel) for corner in WINDOW]
-            looked = [seen.astype(jnp.bfloat16) for seen in looked]
             sums = jnp.zeros((PLACES, outputs), jnp.float32)
             start = row * columns + column
             within = [(row >= i) & (row - i < rows) for i in range(after)]
@@ -254,13 +253,13 @@ def _sum_over(seen: list[Array], chunks: list[Chunk], total: Array) -> Array:
 def _looked(
     x_ref: Any, row: Array, column: Array, corner: tuple[int, int], there: Array, entry: Array, kernel: int
 ) -> Array:
-    """What the outputs at one corner of these windows look at [windows, entries]; after the last entry, ones."""
+    """What the outputs at one corner of these windows look at [windows, entries], in bfloat16; after the last, ones."""
     inputs = x_ref.shape[-1]
     last = kernel * kernel * inputs
     i, j, c = entry // (kernel * inputs), (entry // inputs) % kernel, entry % inputs
     places = (2 * row + (corner[0] + i), 2 * column + (corner[1] + j), c + 0 * row)
     seen = triton.load(x_ref.at[places], mask=there & (entry < last), other=jnp.zeros((), x_ref.dtype))
-    return jnp.where(entry == last, 1.0, seen)
+    return jnp.where(entry == last, 1.0, seen).astype(jnp.bfloat16)
 
 
 def _side(length: int) -> int:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedveil.compiler import after
+from fedveil import compiler
 from fedveil.defenses.base import At, Defense, Setting, filters
 from fedveil.models.layers import Array, Context, Params
 from fedveil.models.net import Model, Net
@@ -228,7 +228,9 @@ def _noised(task: Task, total: Tree, loss: Array, divisor: Array, now: Now, draw
     stage = next((d for d in task.defenses if d.fills("example")), None)
     if stage is None:
         return total
-    key = after(draws["example/0"], loss)  # nothing is done with keys while the first layer waits for its images
+    key = compiler.after(
+        draws["example/0"], loss
+    )  # nothing is done with keys while the first layer waits for its images
     return stage.example_on_sum(total, _at(task, now, key, divisor))
 
 
