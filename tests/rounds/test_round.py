@@ -262,3 +262,18 @@ def test_a_federation_goes_when_nobody_holds_it():
         assert seen() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "clients"),
+    [("mlp", 3, 10), ("cnn", 5, 5), ("cnn", 8, 5), ("cnn", 16, 1), ("resnet20", 4, 1)],
+)
+def test_fewer_clients_at_once_on_a_cpu_where_each_needs_more(model, batch, clients):
+    shape = (32, 32, 3) if model == "resnet20" else (28, 28, 1) if model == "cnn" else (30,)
+    x, y = np.zeros((80, *shape), np.float32), np.arange(80) % 4
+    settings = {
+        "data": {"partition": "iid", "clients": 20, "per_client": 32},
+        "model": {"name": model},
+        "train": {"per_round": 20, "batch": batch, "local_steps": 50},
+    }
+    assert fedveil.federation(settings, data=(x, y, x, y)).simulator.chunk == clients
