@@ -16,13 +16,13 @@ from pydantic.fields import FieldInfo
 
 from fedveil.attacks.catalog import ATTACKS, INITS
 from fedveil.config import NAMES, SECTIONS, Budget, Section
+from fedveil.core.taps import TAPS
 from fedveil.data.catalog import DATASETS, DatasetInfo
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.split import SPLITS
 from fedveil.defenses.catalog import DEFENSES
 from fedveil.defenses.catalog import keys as defense_keys
 from fedveil.models.catalog import MODELS
-from fedveil.privacy.taps import TAPS
 
 HERE = Path(__file__).parent
 MADE = "<!-- Made by docs/generate.py: change the tables in fedveil/, not this page. -->"

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
+from fedveil.accounting import calibrate
 from fedveil.config import Config, resolve
+from fedveil.core.errors import ConfigError
+from fedveil.core.setting import Setting
 from fedveil.data.dataset import Dataset
 from fedveil.data.partition import Partition
 from fedveil.data.split import cut_share
-from fedveil.defenses.base import Defense, Setting, View
+from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import make_all
-from fedveil.errors import ConfigError
 from fedveil.models.net import Model
 from fedveil.planning import (
     Plan,
@@ -26,8 +28,8 @@ from fedveil.planning import (
     partition_of,
     plan,
 )
-from fedveil.privacy import calibrate
 from fedveil.rounds.client import Task
+from fedveil.rounds.context import FederationContext
 from fedveil.rounds.plan import BatchLaw
 from fedveil.rounds.server import ServerRule
 from fedveil.rounds.simulate import Faults, Schedule, Simulator
@@ -72,8 +74,8 @@ def prepare(
         partition = partition_of(config, dataset.train.y, dataset.classes)
     law = batch_law(config, partition)
     task = _task(config, dataset, partition, law, model)
-    view = View(replace(task, defenses=()), dataset, partition, law, config.train.seed)
-    task = replace(task, defenses=tuple(defense.prepare(view) for defense in task.defenses))
+    context = FederationContext(replace(task, defenses=()), dataset, partition, law, config.train.seed)
+    task = replace(task, defenses=tuple(defense.prepare(context) for defense in task.defenses))
     train, speed = config.train, config.speed
     assert train.lr is not None and train.lr_end is not None and train.rounds is not None
     simulator = Simulator(

@@ -7,7 +7,7 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 
-from fedveil.hardware import processor
+from fedveil.core.hardware import processor
 
 Options = dict[str, str | bool]
 

@@ -26,15 +26,15 @@ from fedveil.attacks.catalog import INITS as INITS_OF_ATTACKS
 from fedveil.attacks.catalog import OPTIMIZERS as ATTACK_OPTIMIZERS
 from fedveil.attacks.catalog import settings as attack_settings
 from fedveil.attacks.seats import INFERENCE, SEATS
+from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
+from fedveil.core.taps import TAPS
+from fedveil.core.validation import one_line
 from fedveil.data.catalog import DATASETS
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.split import SPLITS
 from fedveil.defenses.catalog import make_all, resolved
 from fedveil.defenses.squeeze import Squeeze
-from fedveil.errors import ConfigError, did_you_mean, unknown_name
 from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS
-from fedveil.privacy.taps import TAPS
-from fedveil.validation import one_line
 
 SAMPLINGS = ("auto", "fixed", "poisson", "with-replacement")
 BATCHINGS = ("auto", "shuffle", "poisson", "without-replacement")

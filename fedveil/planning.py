@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedveil.config import Config, resolve
+from fedveil.core.errors import ConfigError
+from fedveil.core.setting import Setting
 from fedveil.data.catalog import DATASETS
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.data.partition import Partition, make_partition
-from fedveil.defenses.base import Defense, Setting
+from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import make_all
-from fedveil.errors import ConfigError
 from fedveil.models.build import Choices, build
 from fedveil.models.net import Model, Net
 from fedveil.rounds.plan import BatchLaw, client_weights

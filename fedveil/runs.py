@@ -26,9 +26,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedveil.errors import ConfigError, RunError
-from fedveil.jsontext import to_json
-from fedveil.lazy import Lazy
+from fedveil.core.errors import ConfigError, RunError
+from fedveil.core.jsontext import to_json
+from fedveil.core.lazy import Lazy
 
 if TYPE_CHECKING:
     import jax

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from fedveil.accounting import ledger
 from fedveil.assemble import Federation, prepare
 from fedveil.config import load, to_toml
-from fedveil.errors import Interrupted
+from fedveil.core.errors import Interrupted
 from fedveil.models.layers import Params
-from fedveil.privacy import ledger
 from fedveil.rounds.server import ServerState
 from fedveil.rounds.simulate import RoundReport
 from fedveil.runs import RunFolder, environment, write_text

@@ -14,8 +14,8 @@ import pytest
 
 import fedveil
 from fedveil.config import load
-from fedveil.errors import ConfigError, DataError, Interrupted, RunError
-from fedveil.privacy.taps import TAPS
+from fedveil.core.errors import ConfigError, DataError, Interrupted, RunError
+from fedveil.core.taps import TAPS
 
 RNG = np.random.default_rng(0)
 Y = RNG.integers(3, size=240)

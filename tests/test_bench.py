@@ -68,8 +68,8 @@ def test_steps_of_pytorch_clip_and_follow_the_gradient():
     import numpy as np
 
     from fedveil.bench.peers import torch_round
+    from fedveil.mechanisms.clip import clip_examples
     from fedveil.models.build import Choices, build
-    from fedveil.privacy.clip import clip_examples
     from fedveil.rounds.client import cross_entropy
 
     net = build("mlp", (6,), 3, Choices(hidden=(5,)))

@@ -12,7 +12,7 @@ from fedveil.bench import round as bench
 from fedveil.models import pooling
 from fedveil.models.build import build
 from fedveil.models.layers import Conv, Pool
-from fedveil.privacy import secure
+from fedveil.random import secure
 from fedveil.rounds import server
 
 

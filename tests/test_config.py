@@ -9,9 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedveil.config import BATCHINGS, NAMES, SAMPLINGS, Budget, Config, from_dict, load, resolve, to_toml
+from fedveil.core.errors import ConfigError
 from fedveil.data.catalog import DATASETS
 from fedveil.data.partition import PARTITIONS
-from fedveil.errors import ConfigError
 from fedveil.models.catalog import MODELS
 
 # --- writing and reading back ------------------------------------------------------------------------------------

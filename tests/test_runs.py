@@ -19,7 +19,7 @@ import pytest
 from fedveil import runs
 from fedveil.assemble import prepare
 from fedveil.config import load
-from fedveil.errors import ConfigError, Interrupted, RunError
+from fedveil.core.errors import ConfigError, Interrupted, RunError
 from fedveil.runs import RunFolder, write_atomic
 from fedveil.training import train
 

@@ -20,7 +20,7 @@ from fedveil.attacks.observe import Observation
 from fedveil.attacks.reconstruct import labels
 from fedveil.attacks.reconstruct.objective import Job, evaluate, pose
 from fedveil.attacks.reconstruct.run import Reconstruction
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 from fedveil.models.layers import Dense, Flatten, Params
 from fedveil.models.net import Net
 

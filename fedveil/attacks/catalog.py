@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedveil.attacks.seats import INFERENCE, Inference
-from fedveil.errors import ConfigError, did_you_mean, unknown_name
+from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
 
 INITS: dict[str, str] = {
     "patterned-2x2": "uniform noise on a quarter, tiled 2×2 (cpl)",

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedveil.errors import DataError
+from fedveil.core.errors import DataError
 from fedveil.models.layers import Params
 from fedveil.models.net import Model
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedveil.errors import RunError
+from fedveil.core.errors import RunError
 from fedveil.models.layers import Array, Params
 from fedveil.models.net import Model
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from fedveil.attacks.gradients import from_update
-from fedveil.errors import RunError
+from fedveil.core.errors import RunError
 from fedveil.models.layers import Params, Shape
 from fedveil.models.net import Model
 

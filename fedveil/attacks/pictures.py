@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from fedveil.core.errors import ConfigError
 from fedveil.data.pixels import to_bytes
-from fedveil.errors import ConfigError
 
 GAP = 2  # white pixels between pictures
 LEAST = 64  # pictures are enlarged to at least so many pixels

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedveil.errors import ConfigError, unknown_name
+from fedveil.core.errors import ConfigError, unknown_name
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.core.jsontext import to_json
 from fedveil.data.pixels import to_bytes
-from fedveil.jsontext import to_json
 
 FOLDER = "attacks"
 MOST = 6  # pictures of an attack that are kept

@@ -24,7 +24,7 @@ from fedveil.attacks.reconstruct.run import Reconstruction
 from fedveil.attacks.run import attack
 from fedveil.attacks.score import BELIEF, Scores, score
 from fedveil.config import AttackConfig
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 from fedveil.rounds.server import ServerState
 
 STEPS_SHOWN = (1, 2, 5, 10, 20, 50, 100, 200)  # iterations that pictures show, as far as the attack went

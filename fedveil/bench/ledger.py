@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from fedveil.accounting import accountants, published
+from fedveil.accounting.accountants import Round
 from fedveil.bench.rows import row
-from fedveil.privacy import accountants, published
-from fedveil.privacy.accountants import Round
 
 SIGMA, DELTA = 6.0, 1e-5
 SAME = 0.01  # the part of ε by which two sides may differ and still have done the same work

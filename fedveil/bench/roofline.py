@@ -32,11 +32,12 @@ import numpy as np
 from fedveil import api
 from fedveil.bench import round as rounds
 from fedveil.bench.rows import row
+from fedveil.core import keys
 from fedveil.models import flops
 from fedveil.models.layers import Array
 from fedveil.models.net import Net
-from fedveil.privacy import noise
-from fedveil.rounds import client, keys
+from fedveil.random import noise
+from fedveil.rounds import client
 from fedveil.rounds.client import Local, Now, Task
 
 Turn = Callable[[int], float]  # plays turn so-and-so and says how many seconds it took

@@ -9,8 +9,8 @@ from typing import Any
 from fedveil.attacks.seats import INFERENCE
 from fedveil.cli import show
 from fedveil.config import Config, for_attack, load, resolve, to_toml
+from fedveil.core.errors import ConfigError
 from fedveil.data.catalog import DATASETS
-from fedveil.errors import ConfigError
 
 KEPT_STEPS = (1, 5, 20, 100)  # iterations of which pictures are kept beside the result
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fedveil.audit import AuditRow, check_certificates, run
 from fedveil.cli import show
 from fedveil.config import load
-from fedveil.privacy.audit import AuditRow, check_certificates, run
 
 COLUMNS = ("method", "unit", "tap", "ε at least", "certified", "", "if broken", "seconds")
 

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fedveil.cli import show
+from fedveil.core.errors import RunError, unknown_name
 from fedveil.data import sources
 from fedveil.data.catalog import DATASETS
-from fedveil.errors import RunError, unknown_name
 
 
 def run_list(json: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedveil.cli import show
 from fedveil.config import AttackConfig, Config, load
-from fedveil.errors import ConfigError, FedveilError
+from fedveil.core.errors import ConfigError, FedveilError
 
 SETTINGS = {
     "data": ("data.partition=iid", "data.clients=200", "data.per_client=6"),

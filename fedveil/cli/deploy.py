@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedveil.cli.options import FileArgument, JsonOption, SetOption
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 
 deploy_app = typer.Typer(
     help="Run the same defences on real machines, with Flower.", no_args_is_help=True, rich_markup_mode=None
@@ -69,7 +69,7 @@ def init(
 def _check_limits(kind: Any, limits: dict[str, float]) -> None:
     from pydantic import ValidationError
 
-    from fedveil.validation import one_line
+    from fedveil.core.validation import one_line
 
     try:
         kind.model_validate(limits)

@@ -8,11 +8,11 @@ from typing import Any
 from fedveil.cli import show
 from fedveil.cli.train import Bar
 from fedveil.config import load
+from fedveil.core.errors import ConfigError
 from fedveil.deploy import files, follow
 from fedveil.deploy import status as statuses
 from fedveil.deploy.coordinator import Terms
 from fedveil.deploy.limits import FILE as NODE_FILE
-from fedveil.errors import ConfigError
 from fedveil.runs import RunFolder
 
 

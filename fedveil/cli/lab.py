@@ -9,7 +9,7 @@ from typing import Any
 
 from fedveil.cli import show
 from fedveil.config import load
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 
 NEEDS = ("fastapi", "uvicorn")
 

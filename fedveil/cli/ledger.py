@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from fedveil.accounting.ledger import ACCOUNTANTS, Row
+from fedveil.accounting.published import RULES
 from fedveil.cli import show
 from fedveil.config import Config, load
-from fedveil.errors import ConfigError, unknown_name
-from fedveil.privacy.ledger import ACCOUNTANTS, ADJACENCIES, TAPS, UNITS, Row
-from fedveil.privacy.published import RULES
+from fedveil.core.errors import ConfigError, unknown_name
+from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, UNITS
 
 PUBLISHED = (*RULES, "joint", "as-published")
 
@@ -23,8 +24,8 @@ def run_ledger(
     if accountant is not None and accountant not in ("paper", *ACCOUNTANTS):
         raise unknown_name("--accountant", accountant, ("paper", *ACCOUNTANTS))
     asked = _rounds(rounds)
+    from fedveil.accounting import ledger
     from fedveil.planning import plan
-    from fedveil.privacy import ledger
 
     planned = plan(config)
     counts = asked or [planned.setting.rounds if done is None else done]
@@ -46,7 +47,7 @@ def run_ledger(
 def _print(rounds: int, rows: list[Row]) -> None:
     """A line per tap and unit, then what the papers claim, then the conditions. Rényi rows are left to `--json`."""
     lines, notes = [], []
-    for tap in TAPS:
+    for tap in ACCOUNTED_TAPS:
         before: tuple[object, ...] = ()
         for unit in UNITS:
             here = [r for r in rows if (r.tap, r.unit) == (tap, unit) and r.rule not in PUBLISHED]
@@ -96,8 +97,8 @@ def run_calibrate(
     """The noise for an ε, or with a given noise the rounds."""
     config, _, _ = _read(file, settings)
     _check(epsilon, delta, tap, unit, adjacency, noise)
+    from fedveil.accounting import calibrate, ledger
     from fedveil.planning import plan
-    from fedveil.privacy import calibrate, ledger
 
     planned = plan(config)
     delta = ledger.delta_of(planned.defenses) if delta is None else delta
@@ -166,6 +167,10 @@ def _check(
     _check_delta(delta)
     if noise is not None and not (noise > 0 and math.isfinite(noise)):
         raise ConfigError("--noise", noise, "takes a number above 0, the defence's noise multiplier")
-    for key, value, known in (("--tap", tap, TAPS), ("--unit", unit, UNITS), ("--adjacency", adjacency, ADJACENCIES)):
+    for key, value, known in (
+        ("--tap", tap, ACCOUNTED_TAPS),
+        ("--unit", unit, UNITS),
+        ("--adjacency", adjacency, ADJACENCIES),
+    ):
         if value is not None and value not in known:
             raise unknown_name(key, value, known)

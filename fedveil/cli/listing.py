@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedveil.cli import show
-from fedveil.errors import unknown_name
+from fedveil.core.errors import unknown_name
 
 Entry = dict[str, object]
 
@@ -47,7 +47,7 @@ def _inits() -> list[Entry]:
 
 
 def _taps() -> list[Entry]:
-    from fedveil.privacy.taps import TAPS
+    from fedveil.core.taps import TAPS
 
     return [{"name": name, "summary": summary, "keys": []} for name, summary in TAPS.items()]
 

@@ -11,7 +11,7 @@ import typer
 from fedveil import __version__, compiled, kept
 from fedveil.cli import deploy
 from fedveil.cli.options import FileArgument, JsonOption, SetOption
-from fedveil.errors import FedveilError, Interrupted, did_you_mean, printable, show
+from fedveil.core.errors import FedveilError, Interrupted, did_you_mean, printable, show
 
 HELP = "Federated learning under differential privacy: train it, attack it, account for it."
 app = typer.Typer(name="fedveil", help=HELP, no_args_is_help=True, add_completion=False, rich_markup_mode=None)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.cli import show
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 
 
 def run_report(

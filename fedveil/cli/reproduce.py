@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.cli import show
-from fedveil.errors import RunError
+from fedveil.core.errors import RunError
 from fedveil.recipes.cache import Cache, default_folder
 from fedveil.recipes.catalog import choose, recipes
 from fedveil.recipes.cell import FULL, QUICK, Recipe, Size

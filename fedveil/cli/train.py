@@ -18,10 +18,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fedveil.accounting.ledger import Row
 from fedveil.cli import show
 from fedveil.config import Config, load
-from fedveil.errors import ConfigError, Interrupted
-from fedveil.privacy.ledger import TAPS, UNITS, Row
+from fedveil.core.errors import ConfigError, Interrupted
+from fedveil.core.taps import ACCOUNTED_TAPS, UNITS
 
 
 class Bar:
@@ -132,7 +133,7 @@ def _privacy(rows: list[Row]) -> str:
         for row in best[:1]:
             lines.append(f"one {unit}: ε = {row.epsilon:.4g}, δ = {row.delta:g}, {row.adjacency}, tap {row.tap}")
     closed = {row.tap for row in rows if row.certified}
-    still_open = [tap for tap in TAPS if tap not in closed]
+    still_open = [tap for tap in ACCOUNTED_TAPS if tap not in closed]
     if not closed:
         return "nothing is certified at any tap"
     return "; ".join(lines) + (f"; nothing certified at: {', '.join(still_open)}" if still_open else "")

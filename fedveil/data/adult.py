@@ -9,11 +9,11 @@ import itertools
 
 import numpy as np
 
+from fedveil.core.errors import DataError
 from fedveil.data import sources
 from fedveil.data.catalog import DATASETS
 from fedveil.data.dataset import Part
 from fedveil.data.split import Raw
-from fedveil.errors import DataError
 
 # field -> (least, greatest, on a logarithmic scale): bounds of the census coding, top codes such as 99,999 included.
 _NUMBERS: dict[int, tuple[str, float, float, bool]] = {

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedveil.core.errors import ConfigError, DataError, FedveilError
 from fedveil.data.dataset import Dataset, Part, check_arrays
 from fedveil.data.split import Raw, split_dataset
-from fedveil.errors import ConfigError, DataError, FedveilError
 
 _KEYS = ("x", "y", "x_test", "y_test")
 

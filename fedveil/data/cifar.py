@@ -6,11 +6,11 @@ import io
 
 import numpy as np
 
+from fedveil.core.errors import DataError
 from fedveil.data import sources
 from fedveil.data.catalog import DATASETS
 from fedveil.data.dataset import Part
 from fedveil.data.split import Raw
-from fedveil.errors import DataError
 
 _RECORD = 1 + 3 * 32 * 32  # a label byte, then the red, green and blue planes
 

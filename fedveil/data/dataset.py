@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedveil.core.errors import DataError
 from fedveil.data.pixels import scale_of
-from fedveil.errors import DataError
 
 MOST_CLASSES = 100_000  # a label beyond this is a slip (an id, a time), and a model of that width would fill the memory
 

@@ -6,10 +6,10 @@ import struct
 
 import numpy as np
 
+from fedveil.core.errors import DataError
 from fedveil.data import sources
 from fedveil.data.dataset import Part
 from fedveil.data.split import Raw
-from fedveil.errors import DataError
 
 _UNSIGNED_BYTE = 8
 

@@ -6,10 +6,10 @@ import io
 
 import numpy as np
 
+from fedveil.core.errors import ConfigError
 from fedveil.data import sources
 from fedveil.data.dataset import Part
 from fedveil.data.split import Raw
-from fedveil.errors import ConfigError
 
 SIZES = (32, 64, 128)
 _FEWEST = 14  # the prepared files hold the people with this many images or more

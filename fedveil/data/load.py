@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from fedveil.core.errors import unknown_name
 from fedveil.data.catalog import DATASETS
 from fedveil.data.dataset import Dataset
 from fedveil.data.split import Raw, split_dataset
-from fedveil.errors import unknown_name
 
 
 def load(

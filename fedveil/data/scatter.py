@@ -20,8 +20,8 @@ from functools import cache
 
 import numpy as np
 
+from fedveil.core.folders import user_cache
 from fedveil.data.dataset import Dataset, Part
-from fedveil.folders import user_cache
 
 SCALES, ANGLES = 2, 8
 MARGIN = 8  # pixels of reflected image on each side, so that filters do not wrap around

@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from fedveil.core.errors import DataError, unknown_name
+from fedveil.core.folders import user_cache
 from fedveil.data.catalog import DATASETS, DatasetInfo, FileInfo
-from fedveil.errors import DataError, unknown_name
-from fedveil.folders import user_cache
 
 Log = Callable[[str], None]
 Files = Iterator[tuple[str, bytes]]  # (file name, content), the digest not yet checked

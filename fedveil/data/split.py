@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedveil.core.errors import ConfigError, unknown_name
 from fedveil.data.dataset import Dataset, Part
-from fedveil.errors import ConfigError, unknown_name
 
 SPLITS: dict[str, str] = {
     "fed-cdp": "part of the training set is kept for validation",

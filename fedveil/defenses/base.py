@@ -25,9 +25,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from fedveil.privacy.events import Release
+from fedveil.core.events import Release
+from fedveil.core.setting import Setting
 
 if TYPE_CHECKING:
     import jax
@@ -35,38 +36,8 @@ if TYPE_CHECKING:
 
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
-    from fedveil.rounds.client import Task
-    from fedveil.rounds.plan import BatchLaw
 
 Tree = Any
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What is fixed for a whole run and known to everyone: the sizes a mechanism may depend on."""
-
-    clients: int  # K
-    per_round: int  # Kt
-    rounds: int  # T
-    batch: int  # B
-    local_steps: int  # L, the most steps any client makes
-    sampling: str
-    batching: str
-    aggregation: str
-    weights: str
-    secure_aggregation: bool = False  # the server sees sums only
-    lr: float = 1.0  # η in the first round
-    optimizer: str = "sgd"
-    max_weight: float = 1.0  # the largest weight any client's message has in the sum
-    smallest: int = 1  # N_i of the smallest client
-    layers: int = 1  # layers of the model: what layerwise clipping clips apart
-    dropout: float = 0.0  # share of chosen clients that never answer
-    late: float = 0.0  # share whose answer counts one round later
-    plain_server: bool = True  # the server adds the mean as it is: no factor, no momentum
-    min_weight: float = 1.0  # the smallest weight any client's message has in the sum
-    sizes: tuple[tuple[int, int], ...] = ()  # (N_i, L_i): the sizes that clients have, and their local steps
-    copies: int = 1  # the most clients that hold one and the same example
-    examples: int = 0  # N, distinct examples
 
 
 @dataclass(frozen=True)
@@ -81,15 +52,26 @@ class At:
     divisor: jax.Array | float = 1.0  # what the sum at this stage is divided by afterwards
 
 
-@dataclass(frozen=True, eq=False)
-class View:
+class DefenseContext(Protocol):
     """The federation before its first round, for defences that measure or set aside something once (`prepare`)."""
 
-    task: Task  # without defences
-    dataset: Dataset
-    partition: Partition
-    law: BatchLaw
-    seed: int
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def dataset(self) -> Dataset: ...
+
+    @property
+    def partition(self) -> Partition: ...
+
+    def measure_clients(self, params: Tree, measure: Callable[..., Tree]) -> Tree:
+        """[clients, ...]: each client trains from `params` for one round and measures the result on its own data.
+
+        `measure` takes model, parameters, examples, labels and a mask that tells examples from padding.
+        """
+
+    def public_epoch(self, params: Tree, at: At) -> Tree:
+        """The parameters after one epoch over the server's public set, by the local optimiser."""
 
 
 class Defense:
@@ -109,7 +91,7 @@ class Defense:
         """The share of the test part that the server takes for itself as a public set."""
         return 0.0
 
-    def prepare(self, view: View) -> Defense:
+    def prepare(self, context: DefenseContext) -> Defense:
         """Called once before training. Raises `ConfigError` where the model or the data do not fit."""
         return self
 

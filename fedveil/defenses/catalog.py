@@ -8,6 +8,8 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
+from fedveil.core.validation import one_line
 from fedveil.defenses.base import Defense
 from fedveil.defenses.dgc import DGC
 from fedveil.defenses.dpfl import DPFL
@@ -21,8 +23,6 @@ from fedveil.defenses.none import NoDefense
 from fedveil.defenses.prune import Prune
 from fedveil.defenses.squeeze import Squeeze
 from fedveil.defenses.two_dp import TwoDP
-from fedveil.errors import ConfigError, did_you_mean, unknown_name
-from fedveil.validation import one_line
 
 DEFENSES: dict[str, type[Defense]] = {
     kind.name: kind

@@ -29,9 +29,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.defenses.base import At, Defense, Setting
-from fedveil.errors import ConfigError
-from fedveil.lazy import Lazy
+from fedveil.core.errors import ConfigError
+from fedveil.core.lazy import Lazy
+from fedveil.core.setting import Setting
+from fedveil.defenses.base import At, Defense
 
 jax: Any = Lazy("jax")
 jnp: Any = Lazy("jax.numpy")

@@ -19,16 +19,16 @@ one upload costs max_i ε_i/η (replace), not ε: the printed Δf has an η too 
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.defenses.base import At, Defense, Setting, View
-from fedveil.errors import ConfigError
-from fedveil.lazy import Lazy
-from fedveil.privacy.events import Release
+from fedveil.core.errors import ConfigError
+from fedveil.core.events import Release
+from fedveil.core.lazy import Lazy
+from fedveil.core.setting import Setting
+from fedveil.defenses.base import At, Defense, DefenseContext
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,11 +36,10 @@ if TYPE_CHECKING:
 jax: Any = Lazy("jax")
 jnp: Any = Lazy("jax.numpy")
 numpy: Any = Lazy("numpy")
-clipping: Any = Lazy("fedveil.privacy.clip")
-noises: Any = Lazy("fedveil.privacy.noise")
+clipping: Any = Lazy("fedveil.mechanisms.clip")
+noises: Any = Lazy("fedveil.random.noise")
 importance: Any = Lazy("fedveil.defenses.importance")
 nets: Any = Lazy("fedveil.models.net")
-rounds: Any = Lazy("fedveil.rounds.client")
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -96,22 +95,22 @@ class DPFL(Defense):
             return 0.0
         return PUBLIC_SHARES.get(dataset, PUBLIC_SHARE) if self.public is None else self.public
 
-    def prepare(self, view: View) -> Defense:
-        public = view.dataset.public
+    def prepare(self, context: DefenseContext) -> Defense:
+        public = context.dataset.public
         if self.finetune and (public is None or not len(public)):
             takes = "this dataset has no examples to spare for a public set: set defense.finetune = false"
             raise ConfigError("defense.finetune", self.finetune, takes)
-        if self.allocation == "pogz" and not isinstance(view.task.model, nets.Net):
+        if self.allocation == "pogz" and not isinstance(context.model, nets.Net):
             takes = "PoGZ needs the outputs of layers, which only named models show: set defense.allocation = 'even'"
             raise ConfigError("defense.allocation", self.allocation, takes)
-        return self.holding(view)
+        return self.holding(context)
 
     def initial_memories(self, params: Any, clients: int) -> Any:
         """[clients] for each layer: its part of the budget, ε_i/ε."""
         if self.allocation == "even" or self.public_only:
             one = jax.tree.leaves(params)[0]
             return {layer: jnp.full(clients, 1.0 / len(params), one.dtype) for layer in params}
-        return importance.shares_of_budget(importance.at_each_client(self.held, params, importance.pogz))
+        return importance.shares_of_budget(self.held.measure_clients(params, importance.pogz))
 
     # --- Algorithm 1
 
@@ -149,23 +148,7 @@ class DPFL(Defense):
 
     def finish(self, params: Any, at: At) -> Any:
         """One epoch over the public set, in a fresh order, by the local optimiser and its learning rate."""
-        view, public = self.held, self.held.dataset.public
-        # Public batches have nothing to hide: divided by the examples they hold.
-        task = replace(view.task, setting=replace(view.task.setting, batching="shuffle"))
-        size, count = min(task.setting.batch, len(public)), len(public)
-        steps = math.ceil(count / size)
-        order_key, step_key = jax.random.split(at.key)
-        order = jnp.resize(jax.random.permutation(order_key, count), steps * size).reshape(steps, size)
-        mask = (jnp.arange(steps * size) < count).reshape(steps, size)
-        x, y = jnp.asarray(public.x), jnp.asarray(public.y)
-        now = rounds.Now(step_key, at.shared, at.round, at.lr)
-
-        def step(local: Any, inputs: Any) -> Any:
-            number, rows, present = inputs
-            return rounds.step(task, local, x[rows], y[rows], present, number, now), None
-
-        local, _ = jax.lax.scan(step, rounds.start(task, params), (jnp.arange(steps), order, mask))
-        return local.params
+        return self.held.public_epoch(params, at)
 
     def events(self, setting: Setting) -> list[Release]:
         reason = ""

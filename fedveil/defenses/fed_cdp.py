@@ -26,15 +26,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.defenses.base import At, Defense, Setting
-from fedveil.lazy import Lazy
-from fedveil.privacy import schedule as schedules
-from fedveil.privacy.events import Release
+from fedveil.core.events import Release
+from fedveil.core.lazy import Lazy
+from fedveil.core.setting import Setting
+from fedveil.defenses.base import At, Defense
+from fedveil.mechanisms import schedule as schedules
 
 jax: Any = Lazy("jax")
 jnp: Any = Lazy("jax.numpy")
-clipping: Any = Lazy("fedveil.privacy.clip")
-noises: Any = Lazy("fedveil.privacy.noise")
+clipping: Any = Lazy("fedveil.mechanisms.clip")
+noises: Any = Lazy("fedveil.random.noise")
 
 Positive = Annotated[float, Field(gt=0)]
 

@@ -24,12 +24,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from fedveil.core.lazy import Lazy
 from fedveil.defenses.base import At, Defense
-from fedveil.lazy import Lazy
 
 jax: Any = Lazy("jax")
 jnp: Any = Lazy("jax.numpy")
-noises: Any = Lazy("fedveil.privacy.noise")
+noises: Any = Lazy("fedveil.random.noise")
 
 
 @dataclass(frozen=True)

@@ -3,71 +3,19 @@
 PoGZ (dpfl, Eq. 1): the share of values above zero in a layer's output before its activation. Relevance: layer-wise
 relevance propagation through the fully connected layers, one number for each of their parameters.
 
-Both are taken from local data after local pre-training: one round's local steps from the initial model, with batches that
-training never draws. Clients hold no validation part apart, so the examples are those they train on.
+Both are taken from local data after local pre-training (`DefenseContext.measure_clients`). Clients hold no validation part
+apart, so the examples are those they train on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from fedveil.defenses.base import View
 from fedveil.models.layers import Array, Context, Dense, LayerParams, Params, linear
 from fedveil.models.net import Net
-from fedveil.rounds import client as client_part
-from fedveil.rounds import keys, plan
-
-Tree = Any
-Batches = tuple[Array, Array, Array]  # index, mask, steps
-Measure = Callable[[Net, Params, Array, Array, Array], Tree]  # model, params, x, y, present → what is measured
-
-CHUNK = 20  # clients at once; a constant, so that nothing in [speed] can change what is measured
-MOST = 1000  # examples of a client that are looked at, evenly spread over what it holds
-
-
-def at_each_client(view: View, params: Params, measure: Measure) -> Tree:
-    """[clients, ...]: each client pre-trains from `params` and measures the result on its own data."""
-    task, partition = view.task, view.partition
-    after = task.setting.rounds  # the number of a round that training never reaches
-    key, lr = keys.round_key(keys.root(view.seed), after), jnp.asarray(task.setting.lr, task.dtype)
-    chunk = min(CHUNK, partition.clients)
-    widths = plan.batch_widths(view.law, partition, chunk * task.setting.local_steps)
-    x, y = jnp.asarray(view.dataset.train.x), jnp.asarray(view.dataset.train.y)
-
-    def one(data: tuple[Array, Array], batches: Batches, c: Array, rows: Array, present: Array) -> Tree:
-        now = client_part.Now(keys.client_key(key, c, 0), keys.shared_key(key), after, lr)
-        update, _, _ = client_part.whole(task, params, *data, *batches, {}, now)
-        trained = jax.tree.map(jnp.add, params, update)
-        seen = data[0][rows].astype(task.dtype) * jnp.asarray(task.scale, task.dtype)
-        return measure(task.model, trained, seen, data[1][rows], present)  # type: ignore[arg-type]
-
-    together = jax.jit(jax.vmap(one, in_axes=(None, 0, 0, 0, 0)))
-    found = []
-    for first in range(0, partition.clients, chunk):
-        ids = np.arange(first, first + chunk) % partition.clients  # the last chunk is filled up, and cut below
-        nobody = np.zeros(chunk, np.int64)
-        cohort = plan.Cohort(ids, nobody, nobody.astype(bool), chunk, 0)
-        drawn = plan.draw_batches(view.law, partition, view.seed, after, cohort, widths)
-        rows, present = _local_rows(view, ids)
-        found.append(together((x, y), (drawn.index, drawn.mask, drawn.steps), ids, rows, present))
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts)[: partition.clients], *found)
-
-
-def _local_rows(view: View, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the dataset that each client looks at [clients, width], and which of them are no padding."""
-    width = min(MOST, view.partition.max_length)
-    rows, present = np.zeros((len(ids), width), np.int32), np.zeros((len(ids), width), bool)
-    for place, c in enumerate(ids):
-        own = view.partition.client(int(c))
-        taken = own if len(own) <= width else own[np.arange(width) * len(own) // width]
-        rows[place, : len(taken)], present[place, : len(taken)] = taken, True
-    return rows, present
-
 
 # --- layers: PoGZ
 

@@ -17,15 +17,16 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from fedveil.defenses.base import At, Defense, Setting, View
-from fedveil.errors import ConfigError, unknown_name
-from fedveil.lazy import Lazy
-from fedveil.privacy.events import Release
+from fedveil.core.errors import ConfigError, unknown_name
+from fedveil.core.events import Release
+from fedveil.core.lazy import Lazy
+from fedveil.core.setting import Setting
+from fedveil.defenses.base import At, Defense, DefenseContext
 
 jax: Any = Lazy("jax")
 jnp: Any = Lazy("jax.numpy")
-clipping: Any = Lazy("fedveil.privacy.clip")
-noises: Any = Lazy("fedveil.privacy.noise")
+clipping: Any = Lazy("fedveil.mechanisms.clip")
+noises: Any = Lazy("fedveil.random.noise")
 importance: Any = Lazy("fedveil.defenses.importance")
 
 
@@ -52,20 +53,20 @@ class LIP(Defense):
             takes = "lip clips and noises updates, not models: set train.aggregation = 'fedsgd'"
             raise ConfigError("train.aggregation", setting.aggregation, takes)
 
-    def prepare(self, view: View) -> Defense:
-        known = tuple(jax.eval_shape(view.task.model.init, jax.random.key(0)))
+    def prepare(self, context: DefenseContext) -> Defense:
+        known = tuple(jax.eval_shape(context.model.init, jax.random.key(0)))
         for layer in self.layers or ():
             if layer not in known:
                 raise unknown_name("defense.layers", layer, known)
-        if self.layers is None and not importance.dense_layers(view.task.model):
+        if self.layers is None and not importance.dense_layers(context.model):
             takes = "this model shows no fully connected layer: name the layers to noise, " + ", ".join(known)
             raise ConfigError("defense.layers", None, takes)
-        return self.holding(view)
+        return self.holding(context)
 
     def initial_memories(self, params: Any, clients: int) -> Any:
         """[clients, ...] for each noised parameter: its part of the budget, ε_j/ε."""
         if self.layers is None:
-            return importance.at_each_client(self.held, params, _sparing)
+            return self.held.measure_clients(params, _sparing)
         chosen = dict.fromkeys(self.layers)
         even = jnp.full(clients, 1.0 / len(chosen), jax.tree.leaves(params)[0].dtype)
         return {layer: {k: jnp.copy(even) for k in params[layer]} for layer in chosen}

@@ -19,13 +19,14 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from fedveil.defenses.base import At, Defense, Setting
-from fedveil.errors import ConfigError
-from fedveil.lazy import Lazy
-from fedveil.privacy.events import Release
+from fedveil.core.errors import ConfigError
+from fedveil.core.events import Release
+from fedveil.core.lazy import Lazy
+from fedveil.core.setting import Setting
+from fedveil.defenses.base import At, Defense
 
-clipping: Any = Lazy("fedveil.privacy.clip")
-noises: Any = Lazy("fedveil.privacy.noise")
+clipping: Any = Lazy("fedveil.mechanisms.clip")
+noises: Any = Lazy("fedveil.random.noise")
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from fedveil.defenses.base import Defense, Setting
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
+from fedveil.core.setting import Setting
+from fedveil.defenses.base import Defense
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedveil.accounting import accountants
+from fedveil.accounting.accountants import Round
+from fedveil.core.errors import RunError
+from fedveil.core.jsontext import to_json
+from fedveil.core.taps import NODE_UNITS
 from fedveil.deploy.limits import Limits, Refused
-from fedveil.errors import RunError
-from fedveil.jsontext import to_json
-from fedveil.privacy import accountants
-from fedveil.privacy.accountants import Round
 
 FILE = "ledger.jsonl"
-UNITS = ("example", "client")
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class NodeLedger:
 
 
 def _entry(line: dict[str, Any]) -> Entry:
-    uses = {unit: None if line[unit] is None else Use(**line[unit]) for unit in UNITS}
+    uses = {unit: None if line[unit] is None else Use(**line[unit]) for unit in NODE_UNITS}
     return Entry(line["run"], line["round"], line["config"], uses["example"], uses["client"], line["time"])
 
 

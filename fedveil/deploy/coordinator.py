@@ -20,19 +20,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedveil.accounting import ledger
 from fedveil.assemble import Federation, prepare
 from fedveil.config import Config, resolve, to_toml
+from fedveil.core import keys
+from fedveil.core.errors import ConfigError, FedveilError, RunError
+from fedveil.core.jsontext import to_json
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
 from fedveil.defenses.catalog import make_all
 from fedveil.deploy.messages import Answer, Exchange, Introduction, Parts, Request
 from fedveil.deploy.wire import BadMessage, pack, unpack
-from fedveil.errors import ConfigError, FedveilError, RunError
-from fedveil.jsontext import to_json
 from fedveil.planning import load_data
-from fedveil.privacy import ledger, secure
+from fedveil.random import secure
 from fedveil.rounds import client as client_part
-from fedveil.rounds import keys, plan, server
+from fedveil.rounds import plan, server
 from fedveil.rounds.client import Now
 from fedveil.rounds.server import Answers, ServerState
 from fedveil.rounds.simulate import RoundReport

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.config import Config, resolve
+from fedveil.core.errors import ConfigError
 from fedveil.data.dataset import Part
 from fedveil.deploy.account import NodeLedger
-from fedveil.errors import ConfigError
 
 FILE = "federation.toml"
 FIRST_NODE_PORT = 9300

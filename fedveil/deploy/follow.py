@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.config import Config, load, resolve, to_toml
+from fedveil.core.errors import ConfigError, FedveilError, Interrupted, RunError
 from fedveil.deploy import commands
 from fedveil.deploy.bundle import write_bundle
 from fedveil.deploy.coordinator import Terms, check_deployable
 from fedveil.deploy.files import Federation
 from fedveil.deploy.processes import flwr, listening, write_connection
-from fedveil.errors import ConfigError, FedveilError, Interrupted, RunError
 from fedveil.runs import RunFolder
 
 Row = dict[str, Any]

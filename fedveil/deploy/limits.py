@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedveil.accounting.accountants import Round
 from fedveil.config import Config
+from fedveil.core.errors import ConfigError, FedveilError, did_you_mean, unknown_name
+from fedveil.core.validation import one_line
 from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import DEFENSES
-from fedveil.errors import ConfigError, FedveilError, did_you_mean, unknown_name
-from fedveil.privacy.accountants import Round
 from fedveil.runs import write_text
-from fedveil.validation import one_line
 
 FILE = "node.toml"
 

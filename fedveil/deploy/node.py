@@ -22,25 +22,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedveil.accounting import ledger
 from fedveil.assemble import build_model, make_setting
 from fedveil.config import Config, from_dict, resolve
+from fedveil.core import keys
+from fedveil.core.errors import ConfigError, DataError
+from fedveil.core.jsontext import to_json
+from fedveil.core.taps import NODE_UNITS
 from fedveil.data.arrays import read_arrays
 from fedveil.data.dataset import Dataset, Part, check_arrays
 from fedveil.data.partition import Partition
 from fedveil.data.pixels import scale_of
-from fedveil.defenses.base import Defense, View
+from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import make_all
 from fedveil.deploy import limits as limiting
-from fedveil.deploy.account import UNITS, Entry, NodeLedger, Use, now
+from fedveil.deploy.account import Entry, NodeLedger, Use, now
 from fedveil.deploy.limits import Node, Refused
 from fedveil.deploy.messages import Introduction, Parts, Reply, Request
 from fedveil.deploy.wire import BadMessage, pack, unpack
-from fedveil.errors import ConfigError, DataError
-from fedveil.jsontext import to_json
-from fedveil.privacy import ledger, secure
+from fedveil.random import secure
 from fedveil.rounds import client as client_part
-from fedveil.rounds import keys, plan
+from fedveil.rounds import plan
 from fedveil.rounds.client import Now, Task
+from fedveil.rounds.context import FederationContext
 from fedveil.rounds.simulate import Schedule
 from fedveil.runs import named_leaves, write_atomic
 
@@ -178,9 +182,9 @@ class _Round:
     def _allowed(self, planned: _Plan) -> Entry:
         """The line that goes into the account; or `Refused`."""
         request, task = self.request, planned.task
-        costs = {unit: ledger.one_round(task.defenses, task.setting, request.round, unit) for unit in UNITS}
+        costs = {unit: ledger.one_round(task.defenses, task.setting, request.round, unit) for unit in NODE_UNITS}
         if _tells_loss(task):
-            costs = dict.fromkeys(UNITS, (None, "its loss is told to the server without noise"))
+            costs = dict.fromkeys(NODE_UNITS, (None, "its loss is told to the server without noise"))
         use, why = costs[self.node.limits.unit]
         if not (request.test and use is None):
             limiting.check(self.node.limits, planned.config, task.defenses, planned.steps, use, why)
@@ -195,8 +199,8 @@ class _Round:
         task = replace(planned.task, defenses=())
         seed = self.request.seed if self.request.test else secrets.randbits(31)
         dataset = Dataset("node", self.data, self.data, "none", self.node.classes)
-        view = View(task, dataset, _as_client(self._id, len(self.data)), planned.law, seed)
-        return tuple(_without_server_part(d).prepare(view) for d in planned.task.defenses)
+        context = FederationContext(task, dataset, _as_client(self._id, len(self.data)), planned.law, seed)
+        return tuple(_without_server_part(d).prepare(context) for d in planned.task.defenses)
 
     @property
     def _id(self) -> int:

@@ -21,10 +21,10 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from fedveil.core.errors import ConfigError, RunError
 from fedveil.deploy import commands
 from fedveil.deploy.files import Federation
 from fedveil.deploy.limits import Node
-from fedveil.errors import ConfigError, RunError
 
 LONGEST_WAIT = 10.0
 REGISTER_AGAIN = 60.0  # seconds after a key could not be registered

@@ -15,9 +15,9 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """One run. Its config and terms are in the app's own config, which `fedveil deploy run` wrote."""
     from fedveil.config import from_dict
+    from fedveil.core.errors import FedveilError
     from fedveil.deploy.carry import FlowerExchange
     from fedveil.deploy.coordinator import Terms, conduct
-    from fedveil.errors import FedveilError
     from fedveil.runs import RunFolder
 
     told = context.run_config

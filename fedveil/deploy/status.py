@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedveil.core.errors import FedveilError
+from fedveil.core.taps import NODE_UNITS
 from fedveil.deploy import commands
-from fedveil.deploy.account import UNITS, Entry, NodeLedger, total
+from fedveil.deploy.account import Entry, NodeLedger, total
 from fedveil.deploy.files import Federation
 from fedveil.deploy.limits import read_node
 from fedveil.deploy.processes import flwr, listening, write_connection
-from fedveil.errors import FedveilError
 
 Row = dict[str, Any]
 
@@ -22,7 +23,7 @@ def of_node(home: Path) -> Row:
     node = read_node(home)
     entries = NodeLedger(home).entries()
     limits = node.limits
-    rows = [_account(entries, unit, limits.delta) for unit in UNITS]
+    rows = [_account(entries, unit, limits.delta) for unit in NODE_UNITS]
     budget = None
     if limits.epsilon is not None:
         budget = {"epsilon": limits.epsilon, "delta": limits.delta, "unit": limits.unit}

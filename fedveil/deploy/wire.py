@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedveil.errors import FedveilError
+from fedveil.core.errors import FedveilError
 from fedveil.runs import named_leaves
 
 Tree = Any

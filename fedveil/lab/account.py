@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fedveil.accounting import ledger
+from fedveil.accounting.ledger import Row
+from fedveil.accounting.published import RULES
 from fedveil.assemble import plan
 from fedveil.config import from_dict
-from fedveil.privacy import ledger
-from fedveil.privacy.ledger import TAPS, UNITS, Row
-from fedveil.privacy.published import RULES
+from fedveil.core.taps import ACCOUNTED_TAPS, UNITS
 from fedveil.report.words import limit, weak
 
 PUBLISHED = (*RULES, "joint", "as-published")
@@ -24,7 +25,7 @@ def seats(document: dict[str, Any]) -> dict[str, Any]:
     rows = ledger.rows(planned.defenses, setting, setting.rounds, accountants=accountants)
     own = [row for row in rows if row.rule not in PUBLISHED]
     return {
-        "seats": [entry for tap in TAPS for unit in UNITS if (entry := _seat(own, tap, unit))],
+        "seats": [entry for tap in ACCOUNTED_TAPS for unit in UNITS if (entry := _seat(own, tap, unit))],
         "claims": [_brief(row) for row in rows if row.rule in PUBLISHED],
         "delta": ledger.delta_of(planned.defenses),
         "rounds": setting.rounds,

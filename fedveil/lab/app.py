@@ -13,8 +13,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from fedveil import __version__
-from fedveil.errors import ConfigError, FedveilError, RunError
-from fedveil.jsontext import to_json
+from fedveil.core.errors import ConfigError, FedveilError, RunError
+from fedveil.core.jsontext import to_json
 from fedveil.lab import asks, forms, guard, jobs, measured, runs, script
 from fedveil.lab.jobs import Job
 from fedveil.lab.pictures import MOST_BYTES

@@ -11,11 +11,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedveil.config import from_dict, resolve
+from fedveil.core.errors import ConfigError, unknown_name
+from fedveil.core.validation import one_line
 from fedveil.data.catalog import DATASETS
 from fedveil.defenses.catalog import make_all
-from fedveil.errors import ConfigError, unknown_name
 from fedveil.models.catalog import MODELS
-from fedveil.validation import one_line
 
 Document = dict[str, Any]
 

@@ -7,17 +7,17 @@ import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedveil.attacks.catalog import ATTACKS
+from fedveil.core.taps import TAPS
 from fedveil.data import sources
 from fedveil.data.catalog import DATASETS
 from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import DEFENSES
 from fedveil.lab import asks
 from fedveil.models.catalog import MODELS
-from fedveil.privacy.taps import TAPS
 
 # The keys that make a defence stronger or weaker: they stand first, the others behind "more".
 STRENGTH = ("noise", "clip", "epsilon", "scale", "share", "server_noise", "steps", "placement", "stage")
-UNITS = {
+MEASURES = {
     "clip": "bound on a norm",
     "noise": "times clip (σ)",
     "server_noise": "times the sensitivity",
@@ -88,7 +88,7 @@ def _field(key: str, hint: Any, default: Any) -> dict[str, Any] | None:
         "key": key,
         "default": default,
         "optional": optional,
-        "unit": UNITS.get(key, ""),
+        "unit": MEASURES.get(key, ""),
         "main": key in STRENGTH,
         **limits,
     }

@@ -79,7 +79,7 @@ def points() -> tuple[dict[str, Any], ...]:
 
 
 def main() -> None:
-    from fedveil.jsontext import to_json
+    from fedveil.core.jsontext import to_json
 
     entries = []
     for ask in wanted():

@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 from fedveil.lab.asks import UPLOAD_NAME
 
 if TYPE_CHECKING:

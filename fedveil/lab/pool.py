@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import FedveilError
+from fedveil.core.errors import FedveilError
 from fedveil.lab import jobs, worker
 from fedveil.lab.jobs import Job
 

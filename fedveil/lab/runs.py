@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.config import from_dict, resolve
-from fedveil.errors import FedveilError
+from fedveil.core.errors import FedveilError
 
 FRESH = 30.0  # seconds after its last line in which a run that has not ended counts as under way
 MOST_RUNS = 500

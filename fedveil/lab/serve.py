@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedveil.errors import ConfigError, RunError
+from fedveil.core.errors import ConfigError, RunError
 from fedveil.lab.guard import is_loopback
 from fedveil.lab.state import Lab, Options
 

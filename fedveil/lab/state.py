@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import ConfigError, RunError
+from fedveil.core.errors import ConfigError, RunError
 from fedveil.lab import asks
 from fedveil.lab.jobs import Job
 from fedveil.lab.pool import Limits, Pool

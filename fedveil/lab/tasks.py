@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.core.errors import ConfigError, RunError
 from fedveil.data.dataset import Dataset
 from fedveil.data.pixels import png_uri, to_bytes
-from fedveil.errors import ConfigError, RunError
 from fedveil.lab import pictures
 from fedveil.lab.asks import LeakAsk, Picture, read
 

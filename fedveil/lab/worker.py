@@ -73,7 +73,7 @@ def live(pipe: Connection, parent: int, tasks: Callable[[], Mapping[str, Task]])
 
 
 def _serve_one(message: dict[str, Any], tasks: Mapping[str, Task], send: Send, signals: _Signals) -> None:
-    from fedveil.errors import FedveilError, Interrupted
+    from fedveil.core.errors import FedveilError, Interrupted
 
     name = message["id"]
     answer: dict[str, Any]

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 from fedveil.models.layers import (
     Activation,
     Array,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedveil.errors import ConfigError, unknown_name
+from fedveil.core.errors import ConfigError, unknown_name
 from fedveil.models.catalog import MODELS
 from fedveil.models.layers import (
     Activation,

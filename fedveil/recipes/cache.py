@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fedveil.folders import user_cache
-from fedveil.jsontext import to_json
+from fedveil.core.folders import user_cache
+from fedveil.core.jsontext import to_json
 from fedveil.recipes.cell import Job
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from fedveil.errors import unknown_name
+from fedveil.core.errors import unknown_name
 from fedveil.recipes.cell import Recipe
 
 MODULES = ("fed_cdp", "cpl", "two_dp_fl", "dpfl", "beyond")

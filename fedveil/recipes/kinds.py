@@ -81,8 +81,8 @@ def infer(job: Job) -> Result:
 
 def account(job: Job) -> Result:
     """The account of a config, without training; `rounds` and `accountants` as options."""
+    from fedveil.accounting import ledger
     from fedveil.assemble import plan
-    from fedveil.privacy import ledger
 
     made = plan(_config(job))
     rounds = int(job.options.get("rounds", made.setting.rounds))
@@ -146,8 +146,8 @@ def round_time(job: Job) -> Result:
 
 def calibrated(job: Job) -> Result:
     """A training whose noise the ledger sets: the least that keeps `epsilon`, `delta` at `tap` for `unit`."""
+    from fedveil.accounting import calibrate
     from fedveil.assemble import plan
-    from fedveil.privacy import calibrate
 
     made = plan(_config(job))
     wanted = {key: job.options[key] for key in ("epsilon", "delta", "tap", "unit")}

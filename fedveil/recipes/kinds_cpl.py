@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from fedveil.config import for_attack, load
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 from fedveil.recipes.cell import Job
 
 if TYPE_CHECKING:

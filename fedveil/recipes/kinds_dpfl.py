@@ -31,7 +31,8 @@ def noised_epoch(job: Job) -> Result:
     taken on the public set, or evenly. Accuracy is the mean over `draws` of the noise.
     """
     from fedveil.defenses import importance
-    from fedveil.privacy import clip, noise
+    from fedveil.mechanisms import clip
+    from fedveil.random import noise
 
     federation, params, update = _trained(job.settings, float(job.options["target"]))
     simulator, data = federation.simulator, federation.dataset

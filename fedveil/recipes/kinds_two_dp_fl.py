@@ -17,8 +17,8 @@ def curve(job: Job) -> Result:
     multiplier at client and server. Without them the noise is that of the config. Certificates that hold after all rounds:
     `epsilon` of one record for the server, `client_epsilon` of one client for whoever receives the model.
     """
+    from fedveil.accounting import calibrate, ledger
     from fedveil.assemble import plan
-    from fedveil.privacy import calibrate, ledger
     from fedveil.recipes.kinds import train
 
     settings = job.settings

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
 
-from fedveil.errors import FedveilError
+from fedveil.core.errors import FedveilError
 from fedveil.recipes.cache import Cache
 from fedveil.recipes.cell import Job, Recipe, Size
 

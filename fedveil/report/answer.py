@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from fedveil.privacy.ledger import Row
+from fedveil.accounting.ledger import Row
 from fedveil.report.gather import Run
 from fedveil.report.html import Markup, join, table, tag
 from fedveil.report.tables import number

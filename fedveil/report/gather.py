@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.accounting.ledger import Row
+from fedveil.accounting.published import RULES
 from fedveil.attacks.stored import Stored, read_all
 from fedveil.config import Config, load
-from fedveil.errors import ConfigError, FedveilError
-from fedveil.privacy.ledger import TAPS, Row
-from fedveil.privacy.published import RULES
+from fedveil.core.errors import ConfigError, FedveilError
+from fedveil.core.taps import ACCOUNTED_TAPS
 
 CLAIMS = (*RULES, "joint", "as-published")
 POINTS = 8  # rounds at which the account is drawn
@@ -168,8 +169,8 @@ def _accounts(
         return [], []
     if info.get("own_model") or config.data.file == IN_MEMORY:
         return _stored_account(info, problems), []
+    from fedveil.accounting import ledger
     from fedveil.assemble import plan
-    from fedveil.privacy import ledger
 
     lost = any(row.get("not_finite") for row in metrics)
     try:
@@ -197,7 +198,7 @@ def _stored_account(info: Mapping[str, Any], problems: list[str]) -> list[Row]:
         made = [Row(**{**row, "assumptions": tuple(row["assumptions"])}) for row in rows or []]
     except (TypeError, KeyError):
         made = []
-    made = [row for row in made if row.tap in TAPS]
+    made = [row for row in made if row.tap in ACCOUNTED_TAPS]
     if not made:
         problems.append("the run was made with data or a model of its own and wrote down no account: ε is not known")
     return made

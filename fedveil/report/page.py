@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 import fedveil
+from fedveil.accounting.ledger import Row
 from fedveil.attacks.stored import Stored
-from fedveil.privacy.ledger import Row
 from fedveil.report.answer import advice, answer
 from fedveil.report.figures import Figure, figures
 from fedveil.report.gather import Run, claimed, gather

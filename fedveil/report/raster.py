@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fedveil.errors import ConfigError, RunError
+from fedveil.core.errors import ConfigError, RunError
 
 SCALE = 2  # pixels of the PNG for each of the SVG
 Arguments = Callable[[Path, Path, int, int], list[str]]

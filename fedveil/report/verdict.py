@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedveil.accounting.ledger import Row
 from fedveil.attacks.stored import Stored
-from fedveil.privacy.ledger import Row
 from fedveil.report.gather import Run
 from fedveil.report.tables import number
 from fedveil.report.words import percent, weak

@@ -17,15 +17,15 @@ import jax.numpy as jnp
 import optax
 
 from fedveil import compiler
-from fedveil.defenses.base import At, Defense, Setting, filters
+from fedveil.core import keys
+from fedveil.core.setting import Setting
+from fedveil.defenses.base import At, Defense, filters
+from fedveil.models.clipped import clipping_affine, clipping_first, clipping_linear, clipping_pair
 from fedveil.models.layers import Array, Context, Params
 from fedveil.models.net import Model, Net
 from fedveil.models.pooling import both, first, in_order
 from fedveil.models.products import half_patches, quick_linear
-from fedveil.privacy.clip import clipping_affine, clipping_first, clipping_linear, clipping_pair
-from fedveil.rounds import keys
 
-TAPS = ("example", "batch", "client", "server", "broadcast", "release")
 Tree = Any
 
 OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.core.lazy import Lazy
 from fedveil.data.partition import Partition
-from fedveil.lazy import Lazy
 from fedveil.rounds import plan
 
 special: Any = Lazy("scipy.special")

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.core import keys
+from fedveil.core.lazy import Lazy
+from fedveil.core.setting import Setting
 from fedveil.data.partition import Partition
-from fedveil.defenses.base import Setting
-from fedveil.lazy import Lazy
-from fedveil.rounds import keys
 
 special: Any = Lazy("scipy.special")
 

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedveil.core import keys
 from fedveil.defenses.base import At, filters
 from fedveil.models.layers import Array, Params
-from fedveil.rounds import keys
 from fedveil.rounds.client import Task
 
 Tree = Any

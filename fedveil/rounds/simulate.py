@@ -22,16 +22,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedveil import compiler, kept
+from fedveil.core import keys
+from fedveil.core.errors import RunError
+from fedveil.core.hardware import cores
+from fedveil.core.taps import TAPS
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
-from fedveil.errors import RunError
-from fedveil.hardware import cores
 from fedveil.models import flops
 from fedveil.models.layers import Array, Params
 from fedveil.models.net import Model, Net
 from fedveil.rounds import client as client_part
-from fedveil.rounds import keys, parts, plan, server
-from fedveil.rounds.client import TAPS, Now, Task
+from fedveil.rounds import parts, plan, server
+from fedveil.rounds.client import Now, Task
 from fedveil.rounds.server import Answers, ServerRule, ServerState, Sum
 
 Tree = Any

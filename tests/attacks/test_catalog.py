@@ -7,7 +7,7 @@ import pytest
 
 from fedveil.attacks.catalog import ATTACKS, INITS, inference_settings, keys, settings
 from fedveil.attacks.seats import SEATS
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 
 
 def test_defaults_follow_the_papers():

@@ -9,7 +9,7 @@ from attack_helpers import blank, only
 from fedveil.attacks.catalog import INITS
 from fedveil.attacks.observe import Insider
 from fedveil.attacks.reconstruct import inits
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 
 DRAWN = ("patterned-2x2", "patterned-4x4", "random-normal", "random-uniform")
 

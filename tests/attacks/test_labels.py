@@ -7,7 +7,7 @@ import pytest
 from attack_helpers import IMAGES, victims
 
 from fedveil.attacks.reconstruct import labels
-from fedveil.errors import RunError
+from fedveil.core.errors import RunError
 from fedveil.models.adapters import from_functions
 
 

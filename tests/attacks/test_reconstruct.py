@@ -17,7 +17,7 @@ from fedveil.attacks.reconstruct.regularise import total_variation
 from fedveil.attacks.reconstruct.run import reconstruct
 from fedveil.attacks.run import attack
 from fedveil.attacks.score import score
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 from fedveil.models.adapters import from_functions
 
 QUICK = settings("cpl", iterations=40)

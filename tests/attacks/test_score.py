@@ -5,7 +5,7 @@ import pytest
 
 from fedveil.attacks.reconstruct.run import Reconstruction
 from fedveil.attacks.score import RULES, interval, psnr, score, until_belief
-from fedveil.errors import ConfigError, RunError
+from fedveil.core.errors import ConfigError, RunError
 
 
 def made(inputs, labels, seeds=1, distance=1e-6, trace=None):

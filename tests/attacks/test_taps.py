@@ -10,7 +10,7 @@ from fedveil.attacks import observe, truth
 from fedveil.attacks.catalog import settings
 from fedveil.attacks.run import attack
 from fedveil.attacks.score import score
-from fedveil.errors import RunError
+from fedveil.core.errors import RunError
 
 
 @cache

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from fedveil.accounting import accountants, published
 from fedveil.bench import ledger as bench
-from fedveil.privacy import accountants, published
 
 
 def test_both_sides_find_the_same_epsilon():

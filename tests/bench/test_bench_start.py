@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.bench import start as bench
-from fedveil.errors import RunError
+from fedveil.core.errors import RunError
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import fedveil
 from fedveil.assemble import prepare
 from fedveil.cli.demo import _studies
 from fedveil.config import load
-from fedveil.errors import Interrupted
+from fedveil.core.errors import Interrupted
 from fedveil.runs import RunFolder
 
 SMALL = ("model.name=logistic", "train.rounds=6", "train.local_steps=2", "train.eval_every=2", "train.seed=3")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedveil.core.errors import ConfigError, DataError
 from fedveil.data import adult, sources
 from fedveil.data.arrays import from_arrays
 from fedveil.data.catalog import DATASETS
@@ -13,7 +14,6 @@ from fedveil.data.idx import parse_idx
 from fedveil.data.lfw import halve
 from fedveil.data.load import load
 from fedveil.data.partition import PARTITIONS
-from fedveil.errors import ConfigError, DataError
 
 
 def need(name):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedveil.core.errors import ConfigError
 from fedveil.data.partition import GROUPS_DISJOINT, GROUPS_OVERLAP, PARTITIONS, make_partition
-from fedveil.errors import ConfigError
 
 DISJOINT = ("groups-disjoint", "groups-overlap", "dirichlet", "quantity")  # no example goes to two clients
 MNIST_LIKE = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 5_000))

@@ -5,8 +5,8 @@ import pytest
 from scipy.signal import convolve2d
 
 from fedveil.config import for_attack, load, resolve
+from fedveil.core.errors import ConfigError
 from fedveil.data import scatter
-from fedveil.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

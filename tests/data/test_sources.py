@@ -11,9 +11,9 @@ import urllib.error
 
 import pytest
 
+from fedveil.core.errors import ConfigError, DataError
 from fedveil.data import sources
 from fedveil.data.catalog import DATASETS, DatasetInfo, FileInfo
-from fedveil.errors import ConfigError, DataError
 
 CONTENT = {"a.bin": b"alpha" * 100, "b.bin": b"beta" * 100}
 

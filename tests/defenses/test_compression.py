@@ -20,10 +20,11 @@ from hypothesis.extra import numpy as hnp
 import fedveil
 from fedveil.assemble import prepare
 from fedveil.config import from_dict
+from fedveil.core.errors import ConfigError, Interrupted
+from fedveil.core.setting import Setting
 from fedveil.defenses import sparse
-from fedveil.defenses.base import At, Setting
+from fedveil.defenses.base import At
 from fedveil.defenses.catalog import make
-from fedveil.errors import ConfigError, Interrupted
 from fedveil.runs import RunFolder
 from fedveil.training import resume, train
 

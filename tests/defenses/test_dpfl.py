@@ -17,16 +17,18 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 import fedveil
+from fedveil.core import keys
+from fedveil.core.errors import ConfigError, Interrupted
+from fedveil.core.setting import Setting
 from fedveil.data.dataset import Dataset, Part
 from fedveil.defenses import importance
-from fedveil.defenses.base import At, Setting
+from fedveil.defenses.base import At
 from fedveil.defenses.dpfl import DPFL, choose
-from fedveil.errors import ConfigError, Interrupted
 from fedveil.models.build import Choices, build
 from fedveil.models.layers import Activation, Context, Conv, Dense, Flatten, GroupNorm
 from fedveil.models.net import Net
 from fedveil.rounds import client as client_part
-from fedveil.rounds import keys, plan
+from fedveil.rounds import context, plan
 from fedveil.runs import RunFolder
 from fedveil.training import resume, train
 
@@ -105,7 +107,7 @@ def test_budgets_follow_equation_3():
 
 
 def test_each_client_measures_its_own_pretrained_model(monkeypatch):
-    monkeypatch.setattr(importance, "CHUNK", 5)  # the last chunk is not full
+    monkeypatch.setattr(context, "CHUNK", 5)  # the last chunk is not full
     ready = federation(dpfl())
     simulator, partition = ready.simulator, ready.partition
     state = simulator.start()

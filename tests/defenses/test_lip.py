@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 import fedveil
+from fedveil.core.errors import ConfigError
+from fedveil.core.setting import Setting
 from fedveil.defenses import importance
-from fedveil.defenses.base import At, Setting
+from fedveil.defenses.base import At
 from fedveil.defenses.catalog import make
 from fedveil.defenses.lip import LIP
-from fedveil.errors import ConfigError
 from fedveil.models.build import Choices, build
 
 SETTING = Setting(

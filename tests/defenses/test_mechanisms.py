@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import fedveil
-from fedveil.defenses.base import At, Setting
+from fedveil.core.errors import ConfigError
+from fedveil.core.setting import Setting
+from fedveil.defenses.base import At
 from fedveil.defenses.fed_cdp import FedCDP
 from fedveil.defenses.fed_sdp import FedSDP
 from fedveil.defenses.two_dp import TwoDP
-from fedveil.errors import ConfigError
-from fedveil.privacy import clip
+from fedveil.mechanisms import clip
+from fedveil.models import clipped
 
 SETTING = Setting(
     clients=50, per_round=10, rounds=11, batch=5, local_steps=1, sampling="poisson", batching="poisson",
@@ -251,7 +253,7 @@ def test_fused_clipping_equals_example_by_example(name):
         bound = float(np.median(norms))  # half of the layers of half of the examples are clipped
         obvious = jax.tree.map(lambda a: a.sum(axis=0), clip.clip_examples(each, bound, "layerwise"))
         limit = jnp.asarray(bound)
-        context = Context(linear=clip.clipping_linear(limit), affine=clip.clipping_affine(limit))
+        context = Context(linear=clipped.clipping_linear(limit), affine=clipped.clipping_affine(limit))
         fused = jax.jit(jax.grad(lambda p: loss(p, x, y, context)))(params)
         plain = jax.tree.map(lambda a: a.sum(axis=0), each)
         for a, b in zip(jax.tree.leaves(fused), jax.tree.leaves(obvious), strict=True):
@@ -268,7 +270,7 @@ def test_scale_and_shift_of_each_example_are_clipped(spoiled):
     params, bound = {"scale": jnp.full(4, 2.0), "shift": jnp.zeros(4)}, jnp.asarray(1.5)
 
     def summed(x, g):
-        _, back = jax.vjp(lambda p, x: clip.clipping_affine(bound)("norm", p, x), params, jnp.asarray(x))
+        _, back = jax.vjp(lambda p, x: clipped.clipping_affine(bound)("norm", p, x), params, jnp.asarray(x))
         return back(jnp.asarray(g))
 
     obvious = {"scale": (g * x).sum(axis=(1, 2)), "shift": g.sum(axis=(1, 2))}

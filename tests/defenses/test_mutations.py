@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import pytest
 import test_mechanisms as guards
 
+from fedveil.core import keys
 from fedveil.defenses.fed_cdp import FedCDP
 from fedveil.defenses.fed_sdp import FedSDP
-from fedveil.privacy import clip, noise
-from fedveil.rounds import keys
+from fedveil.mechanisms import clip
+from fedveil.random import noise
 
 
 def caught(check, *arguments):

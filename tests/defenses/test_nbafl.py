@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import fedveil
-from fedveil.defenses.base import At, Setting
+from fedveil.core.errors import ConfigError
+from fedveil.core.setting import Setting
+from fedveil.defenses.base import At
 from fedveil.defenses.nbafl import NbAFL
-from fedveil.errors import ConfigError
 
 SETTING = Setting(
     clients=50, per_round=10, rounds=25, batch=4, local_steps=2, sampling="fixed", batching="shuffle",

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from fedveil.accounting import accountants
+from fedveil.accounting.accountants import Round
+from fedveil.core.errors import RunError
 from fedveil.deploy.account import FILE, Entry, NodeLedger, Use, total
 from fedveil.deploy.limits import Limits, Refused
-from fedveil.errors import RunError
-from fedveil.privacy import accountants
-from fedveil.privacy.accountants import Round
 
 USE = Use(z=2.0, steps=2, rate=0.1, hidden=True)
 

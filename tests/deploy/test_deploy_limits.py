@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from fedveil.accounting.accountants import Round
 from fedveil.config import from_dict
+from fedveil.core.errors import ConfigError
 from fedveil.defenses.catalog import make_all
 from fedveil.deploy.limits import Limits, Refused, check, read_node, with_data
-from fedveil.errors import ConfigError
-from fedveil.privacy.accountants import Round
 
 USE = Round(((1.0, 2.0),))
 

@@ -14,12 +14,12 @@ from deploy_memory import SMALL, InMemory, nodes_of
 
 from fedveil.assemble import prepare
 from fedveil.config import Config, from_dict, resolve, to_toml
+from fedveil.core.errors import ConfigError, RunError
 from fedveil.deploy import node
 from fedveil.deploy.account import NodeLedger
 from fedveil.deploy.coordinator import Terms, check_deployable, conduct
 from fedveil.deploy.messages import Answer, Introduction, Parts, Reply, Request
 from fedveil.deploy.wire import pack
-from fedveil.errors import ConfigError, RunError
 from fedveil.runs import RunFolder, named_leaves
 from fedveil.training import train
 

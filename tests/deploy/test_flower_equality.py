@@ -10,7 +10,7 @@ from loopback import Loopback
 
 from fedveil.assemble import prepare
 from fedveil.config import load
-from fedveil.errors import DataError
+from fedveil.core.errors import DataError
 from fedveil.runs import named_leaves
 from fedveil.training import train
 

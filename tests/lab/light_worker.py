@@ -7,7 +7,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fedveil.errors import ConfigError, Interrupted
+from fedveil.core.errors import ConfigError, Interrupted
 from fedveil.lab import worker
 
 Tell = Callable[[dict[str, Any]], None]

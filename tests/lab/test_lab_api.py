@@ -75,9 +75,10 @@ def test_account_is_the_ledger_s(lab: Server) -> None:
     trade = {"defense": {"name": "fed-cdp", "noise": 3.0}, "rounds": 5, "clients": 50, "per_round": 5}
     status, told = lab.ask("/api/account", {"trade": trade, "page": "test"})
     assert status == 200
+    from fedveil.accounting import ledger
     from fedveil.assemble import plan
+    from fedveil.core import taps
     from fedveil.lab.asks import TradeAsk
-    from fedveil.privacy import ledger
 
     planned = plan(from_dict(TradeAsk(**trade).document()))
     rows = ledger.rows(planned.defenses, planned.setting, 5, accountants=("pld",))
@@ -90,7 +91,7 @@ def test_account_is_the_ledger_s(lab: Server) -> None:
                 for r in rows
                 if (r.tap, r.unit, r.adjacency) == (seat["tap"], seat["unit"], seat["adjacency"]) and r.epsilon
             )
-    assert {seat["tap"] for seat in told["seats"]} == set(ledger.TAPS) and told["batching"] == "poisson"
+    assert {seat["tap"] for seat in told["seats"]} == set(taps.ACCOUNTED_TAPS) and told["batching"] == "poisson"
     assert lab.ask("/api/account", {"trade": trade})[1] == told  # remembered
 
 

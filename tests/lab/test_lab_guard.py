@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 from fedveil.lab.guard import COOKIE, Guard, is_loopback
 from fedveil.lab.serve import Address, check_token
 

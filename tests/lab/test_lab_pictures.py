@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedveil.core.errors import ConfigError
 from fedveil.data import pixels
-from fedveil.errors import ConfigError
 from fedveil.lab import pictures
 
 

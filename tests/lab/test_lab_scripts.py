@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.config import from_dict, load, resolve
+from fedveil.core.errors import ConfigError
 from fedveil.defenses.catalog import DEFENSES
-from fedveil.errors import ConfigError
 from fedveil.lab import asks, forms, script
 
 

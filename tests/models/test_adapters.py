@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedveil
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 from fedveil.models.adapters import to_layers
 
 SMALL = {

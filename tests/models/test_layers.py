@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedveil.models import products
+from fedveil.models import clipped, products
 from fedveil.models.layers import Context, GroupNorm
-from fedveil.privacy import clip
 
 
 def test_group_normalisation_is_over_the_channels_of_a_group_within_an_example():
@@ -34,6 +33,6 @@ def test_gradients_of_a_convolution_are_sums_over_positions_whichever_way_they_a
     norms = np.sqrt(np.square(each).sum(axis=(1, 2)))
     bound = float(np.median(norms))
     wanted = (each * np.minimum(1.0, bound / norms)[:, None, None]).sum(axis=0)
-    linear = clip.clipping_linear(jnp.asarray(bound))
+    linear = clipped.clipping_linear(jnp.asarray(bound))
     (gradient,) = jax.vjp(lambda p: linear("", p, jnp.asarray(x)), params)[1](jnp.asarray(g))
     np.testing.assert_allclose(gradient["w"], wanted, rtol=1e-4, atol=1e-4)

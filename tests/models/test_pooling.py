@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedveil.models import kernels, pooling, products
+from fedveil.mechanisms import clip
+from fedveil.models import clipped, kernels, pooling, products
 from fedveil.models.build import Choices, build
 from fedveil.models.layers import Activation, Context, Conv, Pool
 from fedveil.models.pooling import ConvPool
-from fedveil.privacy import clip
 
 
 def network(activation="relu", shape=(11, 12, 1)):
@@ -62,7 +62,7 @@ def test_clipped_inside_equals_clipped_one_by_one(bound, card):
     net, params = network()
     x = examples(net.input_shape)
     limit = jnp.asarray(bound)
-    context = Context(linear=clip.clipping_linear(limit), fused=True, first=clip.clipping_first(limit))
+    context = Context(linear=clipped.clipping_linear(limit), fused=True, first=clipped.clipping_first(limit))
     got = jax.jit(jax.grad(summed(net, context)))(params, x)
     each = jax.jit(jax.vmap(jax.grad(summed(net, None)), (None, 0)))(params, x[:, None])
     want = jax.tree.map(lambda a: a.sum(axis=0), clip.clip_examples(each, bound, "layerwise"))
@@ -96,7 +96,7 @@ def test_a_clip_bound_holds_with_patches_in_bfloat16(bound):
     """One example at a time: what the layer gets is at most the bound, and points where the exact gradient does."""
     net, params = network()
     limit = jnp.asarray(bound)
-    context = Context(linear=clip.clipping_linear(limit), fused=True, patches=products.half_patches)
+    context = Context(linear=clipped.clipping_linear(limit), fused=True, patches=products.half_patches)
     one = jax.jit(jax.grad(summed(net, context)))
     exact = jax.jit(jax.grad(summed(net, None)))
     for x in examples(net.input_shape, 3):

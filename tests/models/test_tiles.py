@@ -6,11 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedveil.mechanisms import clip
+from fedveil.models import clipped as fused
 from fedveil.models import kernels, pooling, products, tiles
 from fedveil.models.build import build
 from fedveil.models.layers import Activation, Context, Conv, Pool
 from fedveil.models.pooling import Pair
-from fedveil.privacy import clip
 
 CLIENTS, BATCH = 2, 3
 
@@ -86,7 +87,7 @@ def test_value_and_gradient_are_those_of_the_layers_one_by_one(shape, pair):
 def test_clipped_inside_equals_clipped_one_by_one(bias):
     pair, shape, bound = pair_of(bias, RELUS), (12, 12, 1), 3.0
     params, x, weights = whole_numbers(pair, shape)
-    _, got = gradients(pair, Context(pair=clip.clipping_pair(jnp.asarray(bound))), params, x, weights)
+    _, got = gradients(pair, Context(pair=fused.clipping_pair(jnp.asarray(bound))), params, x, weights)
     for client in range(CLIENTS):
         own = jax.tree.map(lambda a, c=client: a[c], params)
         alone = jax.tree.map(lambda a: jnp.stack([a] * BATCH), own)
@@ -105,7 +106,7 @@ def test_the_bound_holds_with_any_numbers_and_what_is_no_number_is_left_out(boun
     params = jax.vmap(lambda key: pair.init(key, shape))(jax.random.split(jax.random.key(3), CLIENTS))
     x = jnp.asarray(rng.random((CLIENTS, 1, *shape)) * 10, jnp.float32).at[0, 0, 3, 3, 0].set(jnp.nan)
     weights = jnp.asarray(rng.normal(size=(CLIENTS, 1, *pair.out_shape(shape))) * 1e3, jnp.float32)
-    _, got = gradients(pair, Context(pair=clip.clipping_pair(jnp.asarray(bound))), params, x, weights)
+    _, got = gradients(pair, Context(pair=fused.clipping_pair(jnp.asarray(bound))), params, x, weights)
     for layer in got.values():
         norms = np.sqrt(sum(np.square(a).reshape(CLIENTS, -1).sum(axis=1) for a in map(np.asarray, layer.values())))
         assert norms[0] == 0.0
@@ -145,7 +146,7 @@ def test_a_thin_layer_is_clipped_by_the_squares_that_its_product_gives(bias, mon
     bound = 0.7
 
     def gradient():
-        linear = clip.clipping_linear(jnp.asarray(bound))
+        linear = fused.clipping_linear(jnp.asarray(bound))
         return jax.jit(jax.grad(lambda p: (linear("", p, x) * jnp.arange(10.0)).sum()))(params)
 
     want = gradient()
@@ -164,7 +165,7 @@ def test_a_training_step_lowers_for_a_graphics_card(clipped, a_card, monkeypatch
     x = jnp.zeros((2, 5, 28, 28, 1))
     bound = jnp.asarray(1.0)
     plain = Context(linear=products.quick_linear, fused=True, pair=pooling.both)
-    private = Context(linear=clip.clipping_linear(bound), fused=True, pair=clip.clipping_pair(bound))
+    private = Context(linear=fused.clipping_linear(bound), fused=True, pair=fused.clipping_pair(bound))
     context = private if clipped else plain
     step = jax.jit(jax.vmap(jax.grad(lambda p, v: jnp.square(net.apply(p, v, context)).sum())))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")

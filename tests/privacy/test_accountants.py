@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.privacy import accountants
-from fedveil.privacy.accountants import Round
+from fedveil.accounting import accountants
+from fedveil.accounting.accountants import Round
 
 DELTA = 1e-5
 

@@ -15,16 +15,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedveil import audit
+from fedveil.accounting import statistics
 from fedveil.assemble import prepare
+from fedveil.audit import certificate as certificates
+from fedveil.audit.rows import EXCESS
+from fedveil.audit.stage import stage, trial_layout
 from fedveil.config import from_dict
+from fedveil.core import keys
+from fedveil.core.errors import ConfigError, RunError
 from fedveil.defenses.fed_sdp import FedSDP
-from fedveil.errors import ConfigError, RunError
-from fedveil.privacy import audit, clip, noise
-from fedveil.privacy.audit import certificate as certificates
-from fedveil.privacy.audit import statistics
-from fedveil.privacy.audit.rows import EXCESS
-from fedveil.privacy.audit.stage import stage, trial_layout
-from fedveil.rounds import keys
+from fedveil.mechanisms import clip
+from fedveil.random import noise
 
 # --- statistics: one run
 

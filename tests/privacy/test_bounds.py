@@ -14,9 +14,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special
 
-from fedveil.errors import ConfigError
-from fedveil.privacy.bounds import cpl, fed_cdp, two_dp
-from fedveil.privacy.bounds.two_dp import Descent
+from fedveil.bounds import cpl, fed_cdp, two_dp
+from fedveil.bounds.two_dp import Descent
+from fedveil.core.errors import ConfigError
 
 ROUNDING = 1.0 + 1e-9
 seeds = st.integers(0, 2**32 - 1)

@@ -9,11 +9,11 @@ import sys
 import numpy as np
 import pytest
 
+from fedveil.accounting import calibrate, ledger
+from fedveil.accounting.calibrate import Goal
 from fedveil.assemble import plan, prepare
 from fedveil.config import load
-from fedveil.errors import ConfigError
-from fedveil.privacy import calibrate, ledger
-from fedveil.privacy.calibrate import Goal
+from fedveil.core.errors import ConfigError
 
 SMALL = ["data.clients=20", "model.name=logistic", "train.per_round=4", "train.local_steps=2"]
 

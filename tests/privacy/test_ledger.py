@@ -11,7 +11,10 @@ from dp_accounting.pld import privacy_loss_distribution as plds
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from scipy.stats import binom, norm
 
-from fedveil.defenses.base import Setting
+from fedveil.accounting import accountants, ledger, published
+from fedveil.accounting.accountants import Round
+from fedveil.core.taps import CHAIN
+from fedveil.core.setting import Setting
 from fedveil.defenses.dgc import DGC
 from fedveil.defenses.dpfl import DPFL
 from fedveil.defenses.dssgd import DSSGD
@@ -22,9 +25,6 @@ from fedveil.defenses.nbafl import NbAFL
 from fedveil.defenses.none import NoDefense
 from fedveil.defenses.prune import Prune
 from fedveil.defenses.two_dp import TwoDP, averaging_factor
-from fedveil.privacy import accountants, ledger, published
-from fedveil.privacy.accountants import Round
-from fedveil.privacy.events import CHAIN
 
 DELTA = 1e-5
 

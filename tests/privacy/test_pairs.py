@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.privacy import noise, pairs
+from fedveil.random import noise, pairs
 
 COUNT = 1_000_001
 

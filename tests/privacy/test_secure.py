@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedveil.privacy import noise, secure
+from fedveil.random import noise, secure
 
 COUNT = 40_000
 

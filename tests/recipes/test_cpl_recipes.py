@@ -9,7 +9,7 @@ from importlib import resources
 import pytest
 
 from fedveil.config import for_attack, load, resolve
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 from fedveil.recipes import cpl
 from fedveil.recipes.cell import FULL, KIND_VERSIONS, QUICK, Job
 from fedveil.recipes.published import published, value_of

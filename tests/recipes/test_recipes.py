@@ -10,7 +10,7 @@ import pytest
 import recipe_checks
 
 from fedveil.config import for_attack, load, resolve
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 from fedveil.recipes import cell, kinds, run
 from fedveil.recipes.cache import Cache
 from fedveil.recipes.catalog import choose, recipes

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedveil.accounting.ledger import Row
 from fedveil.attacks import stored
 from fedveil.attacks.stored import Pictures
 from fedveil.config import load, resolve, to_toml
-from fedveil.errors import ConfigError
-from fedveil.privacy.ledger import Row
+from fedveil.core.errors import ConfigError
 from fedveil.report import raster
 from fedveil.report.figures import figures
 from fedveil.report.gather import best, gather

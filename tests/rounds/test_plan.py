@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedveil.core import keys
+from fedveil.core.setting import Setting
 from fedveil.data.partition import Partition, make_partition
-from fedveil.defenses.base import Setting
-from fedveil.rounds import keys, plan
+from fedveil.rounds import plan
 from fedveil.rounds.plan import BatchLaw
 
 

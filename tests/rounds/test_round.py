@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedveil
-from fedveil.errors import RunError
+from fedveil.core.errors import RunError
 from fedveil.rounds import server
 from fedveil.rounds.server import Answers, ServerRule
 

@@ -26,7 +26,7 @@ from fedveil.attacks.inference.melis import Seen, View
 from fedveil.attacks.observe import Insider, Observation, from_tap
 from fedveil.attacks.score import ssim
 from fedveil.config import AttackConfig, Config, for_attack
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 from fedveil.runs import environment
 
 PAIRS = (("cpl", "lenet-cpl"), ("melis", "lenet-cpl"), ("cpl", "mlp"), ("aono", "mlp"), ("melis", "mlp"))

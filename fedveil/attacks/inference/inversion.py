@@ -40,7 +40,7 @@ from fedveil.attacks.inference.watch import Sighting, check_clients, look, state
 from fedveil.attacks.reconstruct.regularise import total_variation
 from fedveil.attacks.seats import Inference
 from fedveil.config import Config
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 from fedveil.models.layers import Array, Dense, Flatten, Params, Shape
 from fedveil.models.net import Model, Net
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.accounting import ledger
 from fedveil.assemble import plan
 from fedveil.attacks.catalog import inference_settings
 from fedveil.attacks.inference.inversion import Case, controls, gather, judge
@@ -21,7 +22,6 @@ from fedveil.attacks.inference.inversion_score import Scores, per_federation, st
 from fedveil.attacks.inference.roc import mean_interval
 from fedveil.attacks.seats import Inference
 from fedveil.config import Config, from_dict
-from fedveil.privacy import ledger
 from fedveil.runs import environment
 
 VICTIM = (5, 6, 7, 8, 9)

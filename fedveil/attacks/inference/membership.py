@@ -5,7 +5,7 @@ The attacker knows everything but those coins: the training, the partition, the 
 trains on choices of its own. It sees one model and scores each record (`evidence`). The bench alone holds the coins.
 
 Shadows come in pairs that split the records between them, so that each record is in half of them. The attacked
-federations' coins are independent of that and of each other, which is the setting of `privacy.audit.statistics.one_run`: so
+federations' coins are independent of that and of each other, which is the setting of `accounting.statistics.one_run`: so
 the scores bound ε from below, without any assumption on how records depend on each other through one training.
 """
 
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import log_expit
 
+from fedveil.accounting import ledger
 from fedveil.assemble import prepare
 from fedveil.attacks.inference import roc, shadows, watch
 from fedveil.attacks.inference.evidence import FEWEST, SCORES, Evidence
@@ -25,9 +26,8 @@ from fedveil.attacks.inference.outcome import Outcome
 from fedveil.attacks.inference.shadows import Fleet, Progress, Sight
 from fedveil.attacks.seats import Inference
 from fedveil.config import Config
+from fedveil.core.errors import ConfigError
 from fedveil.data.dataset import Part
-from fedveil.errors import ConfigError
-from fedveil.privacy import ledger
 
 if TYPE_CHECKING:
     from fedveil.assemble import Federation

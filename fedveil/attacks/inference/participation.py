@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedveil.accounting import ledger
 from fedveil.assemble import Federation, prepare
 from fedveil.attacks.inference import replay, roc, several, shares, watch
 from fedveil.attacks.inference.membership import Certificate, judge
@@ -29,8 +30,7 @@ from fedveil.attacks.inference.watch import Sighting
 from fedveil.attacks.observe import Insider, span_of
 from fedveil.attacks.seats import Inference
 from fedveil.config import Config
-from fedveil.errors import ConfigError, RunError
-from fedveil.privacy import ledger
+from fedveil.core.errors import ConfigError, RunError
 
 FEWEST = 16  # candidates: with fewer, all coins may well fall alike
 

@@ -28,7 +28,7 @@ from fedveil.attacks.inference.traits import Trait
 from fedveil.attacks.observe import Insider
 from fedveil.attacks.seats import Inference
 from fedveil.config import Config
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 from fedveil.models.layers import Params
 from fedveil.rounds import plan
 from fedveil.rounds.server import ServerState

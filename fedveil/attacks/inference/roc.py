@@ -5,7 +5,7 @@ over the records of the one federation (Hanley and McNeil for the area, Clopper 
 independent. Records of one federation share its training, so these intervals describe and do not prove.
 
 What proves is `epsilon_low` and `excess`: each record was a member by a fair coin of its own, so however scores depend on
-each other, the number of right guesses has a tail that privacy bounds (`privacy.audit.statistics`, one run). Federations
+each other, the number of right guesses has a tail that privacy bounds (`accounting.statistics`, one run). Federations
 trained apart are together one mechanism that sees each coin once, so their guesses are counted together.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from scipy.stats import beta, norm, rankdata
 from scipy.stats import t as student
 
-from fedveil.privacy.audit import statistics
+from fedveil.accounting import statistics
 
 FPRS = (0.001, 0.01, 0.1)  # the false positive rates at which true positives are reported
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fedveil.assemble import Federation, prepare
 from fedveil.config import Config
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 
 Progress = Callable[[int, int], None]
 

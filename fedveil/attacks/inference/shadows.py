@@ -25,11 +25,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedveil import kept
-from fedveil.errors import ConfigError, Interrupted
+from fedveil.core import keys
+from fedveil.core.errors import ConfigError, Interrupted
 from fedveil.models.layers import Array, Params
 from fedveil.models.net import Model
 from fedveil.rounds import client as client_part
-from fedveil.rounds import keys, plan, server
+from fedveil.rounds import plan, server
 from fedveil.rounds.client import Now, Task
 from fedveil.rounds.server import ServerRule, ServerState
 from fedveil.rounds.simulate import auto_chunk, chunk_sum, parameter_count

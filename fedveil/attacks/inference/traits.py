@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedveil.core.errors import ConfigError, did_you_mean
 from fedveil.data.dataset import Dataset
-from fedveil.errors import ConfigError, did_you_mean
 
 MOST = 0.75  # the share from which on a column counts as had; one minus it, up to which it counts as not had
 TAKES = "takes class:N, or column:NAME of attribute data, the property to look for"

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedveil.attacks.observe import Insider, span_of
 from fedveil.attacks.seats import Inference
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 from fedveil.models.layers import Params, Shape
 from fedveil.models.net import Model
 

@@ -31,7 +31,7 @@ from fedveil.attacks.reconstruct.first_order import FirstOrder
 from fedveil.attacks.reconstruct.lanes import RUNNING, Lanes, Optimizer, Seen, StopRules, begin, play, stop_rules
 from fedveil.attacks.reconstruct.lbfgs import INNER, LBFGS, PAIRS
 from fedveil.attacks.reconstruct.objective import Job, Problem, evaluate
-from fedveil.hardware import cores
+from fedveil.core.hardware import cores
 from fedveil.models import flops
 from fedveil.models.layers import Params
 from fedveil.models.net import Net

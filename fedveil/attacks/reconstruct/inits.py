@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedveil.attacks.observe import Observation
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 from fedveil.models.layers import Array, Shape
 
 START, LABELS, PICK = 1, 2, 3  # purposes of an attack's draws

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedveil.attacks.observe import Observation
-from fedveil.errors import RunError
+from fedveil.core.errors import RunError
 from fedveil.models.layers import Activation, Dense
 from fedveil.models.net import Net
 

@@ -15,7 +15,7 @@ from fedveil.attacks.catalog import Settings
 from fedveil.attacks.observe import Observation
 from fedveil.attacks.reconstruct import passes, regularise
 from fedveil.attacks.reconstruct.distance import DISTANCES, squared
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 from fedveil.models.layers import Array, Params, Shape
 from fedveil.models.net import Model, Net
 

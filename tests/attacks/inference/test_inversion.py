@@ -12,14 +12,14 @@ from fedveil.assemble import prepare
 from fedveil.attacks.catalog import inference_settings
 from fedveil.attacks.inference import inversion, inversion_figures
 from fedveil.attacks.inference.inversion import CONFIDENCE, gather, invert, judge, solve
-from fedveil.attacks.inference.inversion_charts import chart4, chart6a, draw3
 from fedveil.attacks.inference.inversion_figures import Ground, figure3, figure4, figure6a, more_clients, trend
 from fedveil.attacks.inference.inversion_score import Truth, score_classes, stretched, summary
 from fedveil.attacks.inference.run import run
 from fedveil.attacks.inference.watch import Sighting, Terms
 from fedveil.config import from_dict
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 from fedveil.models.build import Choices, build
+from fedveil.report.inversion_charts import chart4, chart6a, draw3
 
 SEATS = ("passive-local", "passive-global", "active")
 TERMS = Terms(2, 2, 1, 1, 0.1, "fedavg")

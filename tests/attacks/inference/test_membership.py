@@ -14,7 +14,7 @@ from fedveil.assemble import prepare
 from fedveil.attacks.catalog import inference_settings
 from fedveil.attacks.inference import evidence, membership
 from fedveil.config import from_dict
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 
 FEDERATIONS, SHADOWS = 6, 12
 DATA = {"partition": "iid", "clients": 4, "per_client": 80}
@@ -61,7 +61,7 @@ def noised(fed_cdp):
 def silent(fed_cdp):
     """The same federation with the noise switched off, and its certificate left as it was."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedveil.privacy.noise.gaussian", lambda key, like, deviation: jax.tree.map(jnp.zeros_like, like))
+        patch.setattr("fedveil.random.noise.gaussian", lambda key, like, deviation: jax.tree.map(jnp.zeros_like, like))
         return played(fed_cdp)
 
 

@@ -15,8 +15,8 @@ from fedveil.attacks.inference import participation, replay, roc, shares
 from fedveil.attacks.inference.membership import Certificate, judge
 from fedveil.attacks.inference.watch import examples_of
 from fedveil.config import load
+from fedveil.core.errors import ConfigError
 from fedveil.defenses.catalog import DEFENSES
-from fedveil.errors import ConfigError
 from fedveil.rounds.plan import BatchLaw
 
 SMALL = [

@@ -12,8 +12,8 @@ from fedveil.attacks.catalog import inference_settings
 from fedveil.attacks.inference import compare, melis, properties, replay, roc, traits
 from fedveil.attacks.observe import Insider, from_tap
 from fedveil.config import load
+from fedveil.core.errors import ConfigError
 from fedveil.data.dataset import Dataset, Part
-from fedveil.errors import ConfigError
 
 SMALL = [
     "data.name=digits",

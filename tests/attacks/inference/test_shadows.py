@@ -7,8 +7,9 @@ import pytest
 from fedveil.assemble import prepare
 from fedveil.attacks.inference.shadows import Fleet, Sight, confidences
 from fedveil.config import from_dict
-from fedveil.errors import ConfigError
-from fedveil.rounds import keys, plan
+from fedveil.core import keys
+from fedveil.core.errors import ConfigError
+from fedveil.rounds import plan
 
 BASE = {
     "data": {"partition": "dirichlet", "alpha": 0.5, "clients": 5},

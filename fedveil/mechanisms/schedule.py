@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from fedveil.lazy import Lazy
+from fedveil.core.lazy import Lazy
 
 jnp: Any = Lazy("jax.numpy")
 numpy: Any = Lazy("numpy")

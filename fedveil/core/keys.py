@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedveil.lazy import Lazy
+from fedveil.core.lazy import Lazy
 
 if TYPE_CHECKING:
     import jax

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 
 Floats = NDArray[np.float64]
 _ZERO = 1e-10  # singular values below this share of the largest count as zero

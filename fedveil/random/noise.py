@@ -3,7 +3,7 @@
 One draw for the whole tree costs one random stream instead of one per array, in time and in compilation; the parts of one
 draw are independent of each other as separate draws would be.
 
-Keys of `privacy.secure`, which a deployment uses, get their noise from there: the same laws, a cryptographic source.
+Keys of `random.secure`, which a deployment uses, get their noise from there: the same laws, a cryptographic source.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedveil.models.layers import Array
-from fedveil.privacy import pairs, secure
+from fedveil.random import pairs, secure
 
+Array = jax.Array
 Tree = Any
 
 

@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil.defenses.base import Setting
+from fedveil.audit.canary import LABEL, canary_input, canary_model, projections
+from fedveil.core import keys
+from fedveil.core.setting import Setting
 from fedveil.models.layers import Array, Params
-from fedveil.privacy.audit.canary import LABEL, canary_input, canary_model, projections
 from fedveil.rounds import client as client_part
-from fedveil.rounds import keys, server
+from fedveil.rounds import server
 from fedveil.rounds.client import Now, Seen, Task
 from fedveil.rounds.server import Answers, ServerRule, ServerState
 

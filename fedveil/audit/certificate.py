@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedveil.defenses.base import Defense, Setting
-from fedveil.privacy import accountants
-from fedveil.privacy.accountants import Round
-from fedveil.privacy.audit.stage import Stage, shows_sums
-from fedveil.privacy.events import CHAIN, Release
+from fedveil.accounting import accountants
+from fedveil.accounting.accountants import Round
+from fedveil.audit.stage import Stage, shows_sums
+from fedveil.core.events import Release
+from fedveil.core.setting import Setting
+from fedveil.core.taps import CHAIN
+from fedveil.defenses.base import Defense
 from fedveil.rounds.client import Task
 
 

@@ -21,14 +21,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from fedveil.defenses.base import Defense, Setting
-from fedveil.privacy import accountants, published
-from fedveil.privacy.accountants import Mixture, Round
-from fedveil.privacy.events import CHAIN, Release
+from fedveil.accounting import accountants, published
+from fedveil.accounting.accountants import Mixture, Round
+from fedveil.core.events import Release
+from fedveil.core.setting import Setting
+from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, CHAIN, UNITS
+from fedveil.defenses.base import Defense
 
-TAPS = ("example", "client", "server", "broadcast", "release")
-UNITS = ("example", "image", "client")
-ADJACENCIES = ("add-remove", "zero-out", "replace")
 ACCOUNTANTS = ("pld", "rdp")
 SIZE_GROUPS = 4  # clients of like size share an account
 NOISE_LEVELS = 12  # so many values of z are told apart where it changes from round to round
@@ -106,7 +105,7 @@ def rows(
     if "paper" in accountants:
         claims = published.rows(defenses, setting, rounds, delta)
         made += [Row(rounds=rounds, **claim) for claim in claims if claim["unit"] in units]
-    return sorted(made, key=lambda row: (TAPS.index(row.tap), UNITS.index(row.unit), not row.certified))
+    return sorted(made, key=lambda row: (ACCOUNTED_TAPS.index(row.tap), UNITS.index(row.unit), not row.certified))
 
 
 def delta_of(defenses: Sequence[Defense]) -> float:

@@ -20,7 +20,7 @@ import jax.extend.random as extended
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil.models.layers import Array
+Array = jax.Array
 
 State = tuple[Array, ...]  # 16 words
 
@@ -68,7 +68,7 @@ def _rotate(word: Array, bits: int) -> Array:
 
 def _seed(seed: Array) -> Array:
     """Keys of this kind come from `fresh_key` alone: a seed of 64 bits is no secret."""
-    raise TypeError("keys of this kind are made by fedveil.privacy.secure.fresh_key, not from a seed")
+    raise TypeError("keys of this kind are made by fedveil.random.secure.fresh_key, not from a seed")
 
 
 def _fold_in(key: Array, data: Any) -> Array:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.defenses.base import Defense, Setting
-from fedveil.errors import ConfigError
-from fedveil.privacy import ledger
+from fedveil.accounting import ledger
+from fedveil.core.errors import ConfigError
+from fedveil.core.setting import Setting
+from fedveil.defenses.base import Defense
 
 MOST_ROUNDS = 10_000_000
 CLOSE = 0.995  # a found ε is at least so much of the one that was asked for

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 
 Floats = NDArray[np.float64]
 

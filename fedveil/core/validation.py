@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 
 _LIMITS = {
     "greater_than": "takes more than {gt}",

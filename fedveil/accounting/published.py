@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from fedveil.defenses.base import Defense, Setting
-from fedveil.lazy import Lazy
-from fedveil.privacy import accountants
+from fedveil.accounting import accountants
+from fedveil.core.lazy import Lazy
+from fedveil.core.setting import Setting
+from fedveil.defenses.base import Defense
 
 np: Any = Lazy("numpy")
 special: Any = Lazy("scipy.special")

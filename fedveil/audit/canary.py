@@ -23,7 +23,7 @@ from fedveil.rounds.client import can_fuse
 
 Tree = Any
 LABEL = 0  # of every canary
-UNITS = 2
+OUTPUTS = 2
 # With logits that are always zero the loss pushes by (p − 1, p) = (−½, ½): a canary's gradient is 1/√2 of its input.
 _PUSH = 1.0 / math.sqrt(2.0)
 
@@ -36,10 +36,10 @@ class Canaries(Dense):
 
     def init(self, key: Array, shape: Shape) -> Params:
         (width,) = shape
-        return {f"layer{place}": {"w": jnp.zeros((width, UNITS))} for place in range(len(self.convolutions))}
+        return {f"layer{place}": {"w": jnp.zeros((width, OUTPUTS))} for place in range(len(self.convolutions))}
 
     def apply(self, params: Params, x: Array, context: Context) -> Array:
-        logits = jnp.zeros((x.shape[0], UNITS), x.dtype)
+        logits = jnp.zeros((x.shape[0], OUTPUTS), x.dtype)
         for (name, own), convolution in zip(params.items(), self.convolutions, strict=True):
             if convolution:  # two positions that each see half of the input
                 logits += context.linear(name, own, jnp.stack([x / 2.0, x / 2.0], axis=1)).sum(axis=1)
@@ -66,7 +66,7 @@ def canary_model(like: Model, layers: int, width: int) -> Model:
     fused = can_fuse(like)
     kinds = [isinstance(layer, Conv) for layer in like.layers if layer.name] if isinstance(like, Net) and fused else []
     convolutions = tuple(kinds) if len(kinds) == layers else (False,) * layers
-    net = Net((Canaries("canary", UNITS, False, convolutions),), (width,))
+    net = Net((Canaries("canary", OUTPUTS, False, convolutions),), (width,))
     return net if fused else Opaque(net)
 
 

@@ -7,10 +7,6 @@ from typing import Literal
 
 Law = Literal["gaussian", "laplace"]
 
-# What was released to one tap reaches the next ones processed further: from left to right an account can only fall. What a
-# client receives is made from the model that is released.
-CHAIN = ("example", "client", "server", "release", "broadcast")
-
 
 @dataclass(frozen=True)
 class Release:

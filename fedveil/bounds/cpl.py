@@ -15,7 +15,7 @@ optimiser (L-BFGS) and step are not those of the theorem either.
 
 from __future__ import annotations
 
-from fedveil.errors import ConfigError
+from fedveil.core.errors import ConfigError
 
 
 def gradient_descent_printed(smoothness: float, distance: float, steps: int) -> float:

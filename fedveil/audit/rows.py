@@ -16,19 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedveil.accounting import statistics
 from fedveil.assemble import Federation, prepare
+from fedveil.audit.certificate import Certificate, certificate, cohort, taps_to_audit
+from fedveil.audit.stage import Stage, one_run_layout, stage, trial_layout
 from fedveil.config import Config
-from fedveil.errors import ConfigError, RunError, unknown_name
+from fedveil.core import keys
+from fedveil.core.errors import ConfigError, RunError, unknown_name
+from fedveil.core.taps import CHAIN, NODE_UNITS
 from fedveil.models.layers import Array
-from fedveil.privacy.audit import statistics
-from fedveil.privacy.audit.certificate import Certificate, certificate, cohort, taps_to_audit
-from fedveil.privacy.audit.stage import Stage, one_run_layout, stage, trial_layout
-from fedveil.privacy.events import CHAIN
-from fedveil.rounds import keys
 from fedveil.rounds.client import Task
 
 METHODS = ("one-run", "trials")
-UNITS = ("example", "client")
 EXCESS = 100.0  # canaries are so many times as long as the clip bound
 DELTA = 1e-5  # for defences that name none
 _COINS = 0x617564  # keeps the coins apart from everything else that is drawn from a seed
@@ -91,7 +90,7 @@ def run(
     setting = replace(task.setting, local_steps=steps)
     places = [
         (t, u)
-        for u in ([unit] if unit else UNITS)
+        for u in ([unit] if unit else NODE_UNITS)
         for t in ([tap] if tap else taps_to_audit(task.defenses, setting, u))
     ]
     alpha = (1.0 - confidence) / (len(places) * len(methods) * seeds)
@@ -218,8 +217,8 @@ def _check(
 ) -> None:  # fmt: skip
     if tap is not None and tap not in CHAIN:
         raise unknown_name("tap", tap, CHAIN)
-    if unit is not None and unit not in UNITS:
-        raise unknown_name("unit", unit, UNITS)
+    if unit is not None and unit not in NODE_UNITS:
+        raise unknown_name("unit", unit, NODE_UNITS)
     for method in methods:
         if method not in METHODS:
             raise unknown_name("methods", method, METHODS)

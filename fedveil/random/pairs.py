@@ -4,7 +4,7 @@ In a defended step the draw of the noise is bound by arithmetic, and most of tha
 gives two 32-bit words, and Box and Muller's transform makes two independent normal numbers of them: half the rounds for
 the same law, and tails that reach as far as 32 bits do (6.7 deviations; 23 bits end at 5.4).
 
-For simulations. A deployment's noise comes from `privacy.secure`.
+For simulations. A deployment's noise comes from `random.secure`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedveil.models.layers import Array
+Array = jax.Array
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from fedveil.lazy import Lazy
+from fedveil.core.lazy import Lazy
 
 np: Any = Lazy("numpy")
 binom: Any = Lazy("scipy.stats")

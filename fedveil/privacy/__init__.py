@@ -1,1 +1,0 @@
-"""Privacy: what each seat learns, and the account of it."""

@@ -1,0 +1,105 @@
+"""What defences may compute with the federation before training, and on the server's public data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedveil.core import keys
+from fedveil.data.dataset import Dataset
+from fedveil.data.partition import Partition
+from fedveil.defenses.base import At
+from fedveil.models.layers import Array, Params
+from fedveil.models.net import Model
+from fedveil.rounds import client as client_part
+from fedveil.rounds import plan
+from fedveil.rounds.client import Task
+
+Tree = Any
+Batches = tuple[Array, Array, Array]  # index, mask, steps
+Measure = Callable[[Model, Params, Array, Array, Array], Tree]  # model, params, x, y, present → what is measured
+
+CHUNK = 20  # clients at once; a constant, so that nothing in [speed] can change what is measured
+MOST = 1000  # examples of a client that are looked at, evenly spread over what it holds
+
+
+@dataclass(frozen=True, eq=False)
+class FederationContext:
+    """A federation as a defence sees it before the first round (`defenses.base.DefenseContext`)."""
+
+    task: Task  # without defences
+    dataset: Dataset
+    partition: Partition
+    law: plan.BatchLaw
+    seed: int
+
+    @property
+    def model(self) -> Model:
+        return self.task.model
+
+    def measure_clients(self, params: Params, measure: Measure) -> Tree:
+        """[clients, ...]: each client pre-trains from `params` and measures the result on its own data.
+
+        Pre-training is one round's local steps, with batches that training never draws.
+        """
+        task, partition = self.task, self.partition
+        after = task.setting.rounds  # the number of a round that training never reaches
+        key, lr = keys.round_key(keys.root(self.seed), after), jnp.asarray(task.setting.lr, task.dtype)
+        chunk = min(CHUNK, partition.clients)
+        widths = plan.batch_widths(self.law, partition, chunk * task.setting.local_steps)
+        x, y = jnp.asarray(self.dataset.train.x), jnp.asarray(self.dataset.train.y)
+
+        def one(data: tuple[Array, Array], batches: Batches, c: Array, rows: Array, present: Array) -> Tree:
+            now = client_part.Now(keys.client_key(key, c, 0), keys.shared_key(key), after, lr)
+            update, _, _ = client_part.whole(task, params, *data, *batches, {}, now)
+            trained = jax.tree.map(jnp.add, params, update)
+            seen = data[0][rows].astype(task.dtype) * jnp.asarray(task.scale, task.dtype)
+            return measure(task.model, trained, seen, data[1][rows], present)
+
+        together = jax.jit(jax.vmap(one, in_axes=(None, 0, 0, 0, 0)))
+        found = []
+        for first in range(0, partition.clients, chunk):
+            ids = np.arange(first, first + chunk) % partition.clients  # the last chunk is filled up, and cut below
+            nobody = np.zeros(chunk, np.int64)
+            cohort = plan.Cohort(ids, nobody, nobody.astype(bool), chunk, 0)
+            drawn = plan.draw_batches(self.law, partition, self.seed, after, cohort, widths)
+            rows, present = self._local_rows(ids)
+            found.append(together((x, y), (drawn.index, drawn.mask, drawn.steps), ids, rows, present))
+        return jax.tree.map(lambda *parts: jnp.concatenate(parts)[: partition.clients], *found)
+
+    def _local_rows(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of the dataset that each client looks at [clients, width], and which of them are no padding."""
+        width = min(MOST, self.partition.max_length)
+        rows, present = np.zeros((len(ids), width), np.int32), np.zeros((len(ids), width), bool)
+        for place, c in enumerate(ids):
+            own = self.partition.client(int(c))
+            taken = own if len(own) <= width else own[np.arange(width) * len(own) // width]
+            rows[place, : len(taken)], present[place, : len(taken)] = taken, True
+        return rows, present
+
+    def public_epoch(self, params: Params, at: At) -> Params:
+        """One epoch over the public set, in a fresh order, by the local optimiser and its learning rate."""
+        public = self.dataset.public
+        assert public is not None
+        # Public batches have nothing to hide: divided by the examples they hold.
+        task = replace(self.task, setting=replace(self.task.setting, batching="shuffle"))
+        size, count = min(task.setting.batch, len(public)), len(public)
+        steps = math.ceil(count / size)
+        order_key, step_key = jax.random.split(at.key)
+        order = jnp.resize(jax.random.permutation(order_key, count), (steps * size,)).reshape(steps, size)
+        mask = (jnp.arange(steps * size) < count).reshape(steps, size)
+        x, y = jnp.asarray(public.x), jnp.asarray(public.y)
+        now = client_part.Now(step_key, at.shared, at.round, at.lr)
+
+        def step(local: Any, inputs: Any) -> Any:
+            number, rows, present = inputs
+            return client_part.step(task, local, x[rows], y[rows], present, number, now), None
+
+        local, _ = jax.lax.scan(step, client_part.start(task, params), (jnp.arange(steps), order, mask))
+        return local.params
