@@ -13,7 +13,7 @@ from scipy.stats import binom, norm
 
 from fedveil.accounting import accountants, ledger, published
 from fedveil.accounting.accountants import Round
-from fedveil.core.taps import CHAIN
+from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, CHAIN, UNITS
 from fedveil.core.setting import Setting
 from fedveil.defenses.dgc import DGC
 from fedveil.defenses.dpfl import DPFL
@@ -369,9 +369,9 @@ def test_a_schedule_of_the_clip_is_free_and_one_of_the_noise_is_not():
 def rows_of(*defenses, where=None):
     where = where or setting(local_steps=2, rounds=5, copies=1)
     made = ledger.rows(list(defenses), where, where.rounds, DELTA, accountants=("pld",))
-    assert {(r.tap, r.unit) for r in made} == {(t, u) for t in ledger.TAPS for u in ledger.UNITS}
+    assert {(r.tap, r.unit) for r in made} == {(t, u) for t in ACCOUNTED_TAPS for u in UNITS}
     for row in made:
-        assert (row.epsilon is None) == (row.delta is None) and row.reason and row.adjacency in ledger.ADJACENCIES
+        assert (row.epsilon is None) == (row.delta is None) and row.reason and row.adjacency in ADJACENCIES
     return {(r.tap, r.unit): r for r in reversed(made)}
 
 
