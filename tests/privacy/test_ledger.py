@@ -13,8 +13,8 @@ from scipy.stats import binom, norm
 
 from fedveil.accounting import accountants, ledger, published
 from fedveil.accounting.accountants import Round
-from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, CHAIN, UNITS
 from fedveil.core.setting import Setting
+from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, CHAIN, UNITS
 from fedveil.defenses.dgc import DGC
 from fedveil.defenses.dpfl import DPFL
 from fedveil.defenses.dssgd import DSSGD
