@@ -86,7 +86,7 @@ def run(
     federation = config if isinstance(config, Federation) else prepare(config)
     task = federation.simulator.task
     _check(task, tap, unit, methods, trials, canaries, seeds, confidence, delta, rounds, steps)
-    delta = delta or next((float(d.delta) for d in task.defenses if hasattr(d, "delta")), DELTA)
+    delta = delta or next((d.delta for d in task.defenses if d.delta is not None), DELTA)
     setting = replace(task.setting, local_steps=steps)
     places = [
         (t, u)

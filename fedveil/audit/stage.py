@@ -173,7 +173,7 @@ def stage(task: Task, layout: Layout, tap: str, rounds: int, steps: int, excess:
     """The config's task on canaries `excess` times as long as the clip bound, in gradients and in updates."""
     setting = replace(task.setting, local_steps=steps)
     model = canary_model(task.model, setting.layers, layout.width)
-    bound = max((float(getattr(d, "clip", 1.0)) for d in task.defenses), default=1.0)
+    bound = max((bound for d in task.defenses for bound in d.clip_bounds()), default=1.0)
     norm = excess * bound * max(1.0, setting.batch / setting.lr)
     at_once = 1 if layout.width > 1 else 64
     played = replace(task, model=model, setting=setting, optimizer="sgd", scale=1.0, ragged_steps=False)

@@ -41,7 +41,7 @@ def laplace(key: Array, like: Tree, scale: Array | float) -> Tree:
     return _parts(like, scale * jax.random.laplace(key, (_count(like),), dtype))
 
 
-LAWS = {"gaussian": gaussian, "laplace": laplace}
+DISTRIBUTIONS = {"gaussian": gaussian, "laplace": laplace}
 
 
 def add(tree: Tree, noise: Tree) -> Tree:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.accounting import ledger
+from fedveil.accounting import ledger, transcript
 from fedveil.assemble import plan
 from fedveil.attacks.catalog import inference_settings
 from fedveil.attacks.inference.inversion import Case, controls, gather, judge
@@ -292,5 +292,7 @@ def figure6a(
 def _certificate(config: Config, delta: float) -> float | None:
     """ε of one record for whoever sees what its client sends."""
     made = plan(config)
-    row = ledger.certified(made.defenses, made.setting, made.setting.rounds, "client", "example", delta)
+    row = ledger.certified(
+        transcript.planned(made.defenses, made.setting, made.setting.rounds), "client", "example", delta
+    )
     return row.epsilon if row.certified else None

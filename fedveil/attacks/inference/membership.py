@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import log_expit
 
-from fedveil.accounting import ledger
+from fedveil.accounting import ledger, transcript
 from fedveil.assemble import prepare
 from fedveil.attacks.inference import roc, shadows, watch
 from fedveil.attacks.inference.evidence import FEWEST, SCORES, Evidence
@@ -169,12 +169,14 @@ def certificate(federation: Federation, tap: str, not_finite: int = 0) -> Certif
     client receives one model more than there are rounds behind it.
     """
     task = federation.simulator.task
-    delta = ledger.delta_of(task.defenses)
+    delta = transcript.delta_of(task.defenses)
     unit = "example" if task.setting.copies == 1 else "image"
     if not_finite:
         return Certificate(None, delta, unit, "updates were left out for not being finite, and their noise with them")
     rounds = federation.rounds + (tap == "broadcast")
-    row = ledger.certified(task.defenses, task.setting, rounds, tap, unit, delta, adjacency="add-remove")
+    row = ledger.certified(
+        transcript.planned(task.defenses, task.setting, rounds), tap, unit, delta, adjacency="add-remove"
+    )
     return Certificate(row.epsilon if row.certified else None, delta, unit, row.reason)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedveil.accounting import ledger
+from fedveil.accounting import ledger, transcript
 from fedveil.assemble import Federation, prepare
 from fedveil.attacks.inference import replay, roc, several, shares, watch
 from fedveil.attacks.inference.membership import Certificate, judge
@@ -194,13 +194,15 @@ def certificate(federation: Federation, tap: str, rounds: int, not_finite: int =
     A client receives one model more than there are rounds behind it.
     """
     task = federation.simulator.task
-    delta = ledger.delta_of(task.defenses)
+    delta = transcript.delta_of(task.defenses)
     if not_finite:
         return Certificate(
             None, delta, "client", "updates were left out for not being finite, and their noise with them"
         )
     seen = rounds + (tap == "broadcast")
-    row = ledger.certified(task.defenses, task.setting, seen, tap, "client", delta, adjacency="add-remove")
+    row = ledger.certified(
+        transcript.planned(task.defenses, task.setting, seen), tap, "client", delta, adjacency="add-remove"
+    )
     return Certificate(row.epsilon if row.certified else None, delta, "client", row.reason)
 
 

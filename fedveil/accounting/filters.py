@@ -1,0 +1,7 @@
+"""Placeholder until merge."""
+
+from __future__ import annotations
+
+
+class RenyiFilter:
+    pass
