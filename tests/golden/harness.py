@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedveil.accounting.ledger import rows
 from fedveil.assemble import prepare
 from fedveil.attacks import study
 from fedveil.attacks.catalog import ATTACKS, settings
@@ -24,7 +25,6 @@ from fedveil.data.partition import PARTITIONS
 from fedveil.defenses.catalog import make_all
 from fedveil.models.catalog import MODELS
 from fedveil.planning import plan
-from fedveil.privacy.ledger import rows
 from fedveil.training import train as run_training
 
 Document = dict[str, Any]
@@ -91,7 +91,7 @@ def _seeded(config: Document) -> Document:
 def ledger(config: Document) -> list[Document]:
     """Every row of `fedveil ledger`, as its JSON says it."""
     planned = plan(from_dict(config))
-    return [row.as_dict() for row in rows(planned.defenses, planned.setting, planned.setting.rounds)]
+    return [row.as_dict() for row in rows(planned.transcript())]
 
 
 def attack(config: Document) -> dict[str, Any]:
