@@ -144,6 +144,7 @@ def make_setting(config: Config, partition: Partition, law: BatchLaw, model: Mod
         sizes=sizes,
         copies=partition.copies(),
         examples=examples,
+        secret_draws=train.noise_seed is None,
     )
 
 

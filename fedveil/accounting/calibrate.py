@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.accounting import ledger
+from fedveil.accounting import ledger, seeded
 from fedveil.core.errors import ConfigError
 from fedveil.core.setting import Setting
 from fedveil.defenses.base import Defense
@@ -30,7 +30,14 @@ class Goal:
     adjacency: str | None = None  # None: the one that the ledger prints first
 
     def row(self, defenses: Sequence[Defense], setting: Setting, rounds: int) -> ledger.Row:
-        return ledger.certified(defenses, setting, rounds, self.tap, self.unit, self.delta, self.adjacency)
+        """The certificate of the plan: what is searched for does not depend on whether draws follow a seed."""
+        planned = seeded.as_planned(setting)
+        return ledger.certified(defenses, planned, rounds, self.tap, self.unit, self.delta, self.adjacency)
+
+    def result(self, defenses: Sequence[Defense], setting: Setting, rounds: int) -> ledger.Row:
+        """The row of what was found; not certified where draws follow a seed."""
+        row = self.row(defenses, setting, rounds)
+        return row if setting.secret_draws else seeded.uncertified([row])[0]
 
     @property
     def seat(self) -> str:
@@ -79,7 +86,8 @@ def noise_for(defenses: Sequence[Defense], setting: Setting, goal: Goal) -> Foun
             break
         middle = (enough * short) ** 0.5
         enough, short = (middle, short) if keeps(at(middle)) else (enough, middle)
-    return Found(place, key, enough, setting.rounds, at(enough))
+    turned = _turned(defenses, place, key, enough, start)
+    return Found(place, key, enough, setting.rounds, goal.result(turned, setting, setting.rounds))
 
 
 def rounds_with(defenses: Sequence[Defense], setting: Setting, goal: Goal, noise: float) -> Found:
@@ -92,7 +100,7 @@ def rounds_with(defenses: Sequence[Defense], setting: Setting, goal: Goal, noise
         shown = "more than can be computed" if one.epsilon is None else f"{one.epsilon:.4g}"
         takes = f"one round alone costs {shown} at {goal.seat} with {key} = {noise:g}: raise it, or --epsilon"
         raise ConfigError("--noise", noise, takes)
-    return Found(place, key, noise, rounds, goal.row(turned, setting, rounds))
+    return Found(place, key, noise, rounds, goal.result(turned, setting, rounds))
 
 
 def rounds_for(defenses: Sequence[Defense], setting: Setting, goal: Goal, most: int = MOST_ROUNDS) -> int:

@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from fedveil.accounting import accountants, published
+from fedveil.accounting import accountants, published, seeded
 from fedveil.accounting.accountants import Mixture, Round
 from fedveil.core.events import Release
 from fedveil.core.setting import Setting
@@ -105,7 +105,8 @@ def rows(
     if "paper" in accountants:
         claims = published.rows(defenses, setting, rounds, delta)
         made += [Row(rounds=rounds, **claim) for claim in claims if claim["unit"] in units]
-    return sorted(made, key=lambda row: (ACCOUNTED_TAPS.index(row.tap), UNITS.index(row.unit), not row.certified))
+    made.sort(key=lambda row: (ACCOUNTED_TAPS.index(row.tap), UNITS.index(row.unit), not row.certified))
+    return made if setting.secret_draws else seeded.uncertified(made)
 
 
 def delta_of(defenses: Sequence[Defense]) -> float:
@@ -137,7 +138,8 @@ def certified(
         ]
         numbers = [row for row in found if row.epsilon is not None]
         if numbers:
-            return min(numbers, key=lambda row: (not row.certified, row.epsilon))
+            best = min(numbers, key=lambda row: (not row.certified, row.epsilon))
+            return best if setting.secret_draws else seeded.uncertified([best])[0]
     return found[0]
 
 

@@ -62,7 +62,7 @@ def _print(rounds: int, rows: list[Row]) -> None:
             lines.append((tap, unit, *values[:-1], "the same: no copies" if same_as_before else values[-1]))
             before = values
             notes += [line for line in shown.assumptions if line not in notes]
-    delta = next((r.delta for r in rows if r.certified), None)
+    delta = next((r.delta for r in rows if r.epsilon is not None and r.rule not in PUBLISHED), None)
     title = f"privacy after {rounds} rounds" + (f", δ = {delta:g}" if delta is not None else "")
     if lines:
         show.print_table(title, ("tap", "unit", "ε", "adjacency", "ε, replace", "certified", "why"), lines)

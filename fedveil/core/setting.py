@@ -31,3 +31,4 @@ class Setting:
     sizes: tuple[tuple[int, int], ...] = ()  # (N_i, L_i): the sizes that clients have, and their local steps
     copies: int = 1  # the most clients that hold one and the same example
     examples: int = 0  # N, distinct examples
+    secret_draws: bool = True  # cohorts, batches and noise come from a secret, not from a seed in the config

@@ -14,10 +14,11 @@ def curve(job: Job) -> Result:
     """A training as `train` measures it, with the accuracy after a fifth and after half of the rounds.
 
     `epsilon`, `delta`: the noise is the least that the ledger certifies for one record at the client tap, the same
-    multiplier at client and server. Without them the noise is that of the config. Certificates that hold after all rounds:
-    `epsilon` of one record for the server, `client_epsilon` of one client for whoever receives the model.
+    multiplier at client and server. Without them the noise is that of the config. Certificates of the plan after all
+    rounds: `epsilon` of one record for the server, `client_epsilon` of one client for those who receive the model.
     """
     from fedveil.accounting import calibrate, ledger
+    from fedveil.accounting.seeded import as_planned
     from fedveil.assemble import plan
     from fedveil.recipes.kinds import train
 
@@ -31,7 +32,7 @@ def curve(job: Job) -> Result:
     delta = ledger.delta_of(made.defenses)
     seats = {"epsilon": ("server", "example"), "client_epsilon": ("broadcast", "client")}
     proven = {
-        key: ledger.certified(made.defenses, made.setting, made.setting.rounds, tap, unit, delta)
+        key: ledger.certified(made.defenses, as_planned(made.setting), made.setting.rounds, tap, unit, delta)
         for key, (tap, unit) in seats.items()
     }
     result = train(Job("train", settings, {"history": True}))

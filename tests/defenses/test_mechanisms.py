@@ -369,7 +369,7 @@ def test_an_empty_poisson_batch_is_noised():
     simulator = federation.simulator
     from fedveil.rounds.plan import client_batches
 
-    sizes = {c: [len(b) for b in client_batches(simulator.law, 0, 0, c, 0, 40)] for c in range(4)}
+    sizes = {c: [len(b) for b in client_batches(simulator.law, simulator.draws, 0, c, 0, 40)] for c in range(4)}
     client, step = next((c, s) for c, counts in sizes.items() for s, n in enumerate(counts) if n == 0)
     seen = simulator.observe(simulator.start(), 0, client, frozenset({"batch"}), steps=(step,))["batch"][step]
     assert near(seen, 24.0)
