@@ -156,7 +156,13 @@ class TrainConfig(Section):
     secure_aggregation: bool = Field(False, description="the server sees sums only")
     budget: Budget | None = Field(None, description="{epsilon, delta, tap, unit}: stop before exceeding it")
     eval_every: int | None = Field(None, ge=1, description="rounds between evaluations (a twentieth of the rounds)")
-    seed: int = Field(0, ge=0, le=2**32 - 1, description="seed of everything random")
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="seed of the partition and the initial model")
+    noise_seed: int | None = Field(
+        None,
+        ge=0,
+        le=2**32 - 1,
+        description="seed of cohorts, batches and noise: a reproducible run, never certified (unset: secret draws)",
+    )
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainConfig:

@@ -151,6 +151,7 @@ def make_setting(config: Config, partition: Partition, law: BatchLaw, model: Mod
         examples=examples,
         lr_end=train.lr_end,
         max_share=_largest_share(weights, train.per_round, train.sampling),
+        secret_draws=train.noise_seed is None,
     )
 
 

@@ -90,9 +90,10 @@ def train(
 
 
 def resume(path: Path, progress: Callable[[Row], None] | None = None) -> Result:
-    """Goes on with the run in a folder, from its own config."""
+    """Resumes the run in a folder, from its own config and draws."""
     run = RunFolder.open(path)
-    return train(prepare(load(run.config)), run, progress)
+    config = load(run.config)
+    return train(prepare(config, draws=run.draws(config.train.noise_seed)), run, progress)
 
 
 class _Training:
@@ -162,9 +163,12 @@ class _Training:
             return self._begin_run(self.run, state)
 
     def _begin_run(self, run: RunFolder, state: ServerState) -> tuple[ServerState, int]:
-        """Makes the folder a run under way: its config, and metrics that end where its checkpoint does."""
+        """Makes the folder a run under way: its secret, its config, and metrics that end where its checkpoint does."""
         if not run.config.exists():
+            run.keep(self.simulator.draws)  # first: a run that has a config can be resumed
             write_text(run.config, to_toml(self.federation.config))
+        elif run.draws(self.federation.config.train.noise_seed) != self.simulator.draws:
+            raise RunError(f"{run.path} was begun with other draws: prepare the federation with those of the run")
         done, restored = 0, run.restore(state)
         if restored is not None:
             state, done, self.earlier = self.simulator.adopt(restored.state), restored.round, restored.seconds

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
+import itertools
 import os
 import signal
 import warnings
@@ -22,6 +24,15 @@ class Answer:
     out: str
     err: str
     warned: list[str]  # warnings that a terminal would show on stderr
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Secrets are a fixed sequence within a test, so that it draws the same each time; processes it starts are not."""
+    from fedveil.core import keys
+
+    numbers = itertools.count()
+    keys.fresh_secret = lambda: hashlib.sha256(f"{item.nodeid} {next(numbers)}".encode()).digest()
 
 
 @pytest.fixture(scope="session")

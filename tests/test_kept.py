@@ -17,6 +17,7 @@ from fedveil import assemble, from_functions, kept
 from fedveil.attacks import study
 from fedveil.attacks.inference.shadows import Fleet
 from fedveil.config import AttackConfig, load
+from fedveil.core.keys import Draws
 from fedveil.defenses.fed_cdp import FedCDP
 from fedveil.models.layers import Dense
 from fedveil.models.net import Net
@@ -120,7 +121,7 @@ def test_shadow_federations_are_the_same_bit_for_bit(folder, loaded):
 
     def shadows():
         loaded.clear()
-        return leaves(Fleet(federation, (1, 2), given).train().models)
+        return leaves(Fleet(federation, (1, 2), (Draws(1), Draws(2)), given).train().models)
 
     first = shadows()
     assert not any(loaded)

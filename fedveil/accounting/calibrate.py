@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedveil.accounting import ledger, transcript
+from fedveil.accounting import ledger, seeded, transcript
 from fedveil.core.errors import ConfigError
 from fedveil.core.setting import Setting
 from fedveil.defenses.base import Defense, Dial
@@ -28,8 +28,14 @@ class Goal:
     adjacency: str | None = None  # None: the one that the ledger prints first
 
     def row(self, defenses: Sequence[Defense], setting: Setting, rounds: int) -> ledger.Row:
-        planned = transcript.planned(defenses, setting, rounds)
-        return ledger.certified(planned, self.tap, self.unit, self.delta, self.adjacency)
+        """The certificate of the plan: what is searched for does not depend on whether draws follow a seed."""
+        planned = transcript.planned(defenses, seeded.as_planned(setting), rounds)
+        return ledger.certified(transcript.planned(planned, self.tap, self.unit), self.delta, self.adjacency)
+
+    def result(self, defenses: Sequence[Defense], setting: Setting, rounds: int) -> ledger.Row:
+        """The row of what was found; not certified where draws follow a seed."""
+        row = self.row(defenses, setting, rounds)
+        return row if setting.secret_draws else seeded.uncertified([row])[0]
 
     @property
     def seat(self) -> str:
@@ -77,7 +83,8 @@ def noise_for(defenses: Sequence[Defense], setting: Setting, goal: Goal) -> Foun
             break
         middle = (enough * short) ** 0.5
         enough, short = (middle, short) if keeps(at(middle)) else (enough, middle)
-    return Found(place, key, enough, setting.rounds, at(enough))
+    turned = _turned(defenses, place, dial, enough)
+    return Found(place, key, enough, setting.rounds, goal.result(turned, setting, setting.rounds))
 
 
 def rounds_with(defenses: Sequence[Defense], setting: Setting, goal: Goal, noise: float) -> Found:
@@ -90,7 +97,7 @@ def rounds_with(defenses: Sequence[Defense], setting: Setting, goal: Goal, noise
         shown = "more than can be computed" if one.epsilon is None else f"{one.epsilon:.4g}"
         takes = f"one round alone costs {shown} at {goal.seat} with {key} = {noise:g}: raise it, or --epsilon"
         raise ConfigError("--noise", noise, takes)
-    return Found(place, key, noise, rounds, goal.row(turned, setting, rounds))
+    return Found(place, key, noise, rounds, goal.result(turned, setting, rounds))
 
 
 def rounds_for(defenses: Sequence[Defense], setting: Setting, goal: Goal, most: int = MOST_ROUNDS) -> int:

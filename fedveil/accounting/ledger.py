@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from fedveil.accounting import published
+from fedveil.accounting import published, seeded
 from fedveil.accounting.accounts import ACCOUNTANTS, Account, accounts_of, why_none
 from fedveil.accounting.transcript import Transcript
 from fedveil.core.events import Release
@@ -66,7 +66,8 @@ def rows(
     if "paper" in accountants:
         claims = published.rows(transcript.claims, transcript.rounds, delta)
         made += [Row(rounds=transcript.rounds, **claim) for claim in claims if claim["unit"] in units]
-    return sorted(made, key=lambda row: (ACCOUNTED_TAPS.index(row.tap), UNITS.index(row.unit), not row.certified))
+    made.sort(key=lambda row: (ACCOUNTED_TAPS.index(row.tap), UNITS.index(row.unit), not row.certified))
+    return made if transcript.setting.secret_draws else seeded.uncertified(made)
 
 
 def certified(transcript: Transcript, tap: str, unit: str, delta: float, adjacency: str | None = None) -> Row:
@@ -84,7 +85,8 @@ def certified(transcript: Transcript, tap: str, unit: str, delta: float, adjacen
         ]
         numbers = [row for row in found if row.epsilon is not None]
         if numbers:
-            return min(numbers, key=lambda row: (not row.certified, row.epsilon))
+            best = min(numbers, key=lambda row: (not row.certified, row.epsilon))
+            return best if transcript.setting.secret_draws else seeded.uncertified([best])[0]
     return found[0]
 
 

@@ -25,11 +25,11 @@ def run_ledger(
     if accountant is not None and accountant not in ("paper", *ACCOUNTANTS):
         raise unknown_name("--accountant", accountant, ("paper", *ACCOUNTANTS))
     asked = _rounds(rounds)
-    from fedveil.accounting import ledger
+    from fedveil.accounting import ledger, transcript
 
     chosen = (accountant,) if accountant else ("paper", *ACCOUNTANTS)
     made = _transcripts(file, settings, asked)
-    rows = [row for one in made for row in ledger.rows(one, delta, accountants=chosen)]
+    rows = [row for one in made for row in ledger.rows(transcript.planned(one, delta, accountants=chosen))]
     counts = [one.rounds for one in made]
     if json:
         show.print_json([row.as_dict() for row in rows])
@@ -56,7 +56,7 @@ def _print(rounds: int, rows: list[Row]) -> None:
             lines.append((tap, unit, *values[:-1], "the same: no copies" if same_as_before else values[-1]))
             before = values
             notes += [line for line in shown.assumptions if line not in notes]
-    delta = next((r.delta for r in rows if r.certified), None)
+    delta = next((r.delta for r in rows if r.epsilon is not None and r.rule not in PUBLISHED), None)
     title = f"privacy after {rounds} rounds" + (f", δ = {delta:g}" if delta is not None else "")
     if lines:
         show.print_table(title, ("tap", "unit", "ε", "adjacency", "ε, replace", "certified", "why"), lines)

@@ -97,5 +97,5 @@ class DSSGD(Defense):
         drawn = self.pick == "random"
         chosen = sparse.random(pick_key, gradient, keep) if drawn else sparse.largest(gradient, keep)
         if self._noised:
-            gradient = noise.add(gradient, noise.DISTRIBUTIONS[self.law](noise_key, gradient, scale))
+            gradient = noise.add(gradient, noise.draw(self.law, noise_key, gradient, scale))
         return sparse.only(chosen, gradient)

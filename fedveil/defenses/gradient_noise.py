@@ -86,4 +86,4 @@ class GradientNoise(Defense):
     def _noise(self, key: Any, like: Any, scale: Any) -> Any:
         from fedveil.random import noise
 
-        return noise.DISTRIBUTIONS[self.law](key, like, scale)
+        return noise.draw(self.law, key, like, scale)

@@ -55,9 +55,12 @@ class Terms:
     test: bool = False  # noise by the run's seed, as in simulation: for comparison, never for private data
 
 
-def check_deployable(config: Config) -> None:
+def check_deployable(config: Config, *, test: bool = False) -> None:
     """Refuses what has no meaning, or no protection, on real machines."""
     train = config.train
+    if train.noise_seed is not None and not test:
+        takes = "makes draws that everyone with the config knows: leave it out to deploy, or use test mode"
+        raise ConfigError("train.noise_seed", train.noise_seed, takes)
     for key in ("dropout", "late"):
         if getattr(train, key):
             takes = "simulates lost or late clients; real ones are lost by themselves: leave it out to deploy"
@@ -128,7 +131,7 @@ def conduct(
 ) -> dict[str, Any]:
     """Runs, or goes on with, a deployed training; returns the document that `deploy run --json` shows."""
     config = resolve(config)
-    check_deployable(config)
+    check_deployable(config, test=terms.test)
     return _Run(config, exchange, folder, terms, progress).go()
 
 
@@ -150,10 +153,10 @@ class _Run:
         record = Record.read(folder)
         self.sizes = dict(enumerate(record.members.sizes)) if record else dict[int, int]()
         self.record = record or Record(secrets.token_hex(8), self._gather(config))
-        self.federation, self.evaluates = _assemble(config, self.record.members)
+        # Who takes part is drawn by coins that nobody knows before.
+        draws = keys.Draws(_test_seed(config)) if terms.test else keys.Draws.fresh()
+        self.federation, self.evaluates = _assemble(config, self.record.members, draws)
         self.config, self.simulator = self.federation.config, self.federation.simulator
-        if not terms.test:
-            self.simulator.seed = secrets.randbits(128)  # who takes part is drawn by coins that nobody knows before
         self.text = to_toml(self.config)
         task = self.simulator.task
         self._begin = jax.jit(partial(client_part.begin, task))
@@ -269,7 +272,7 @@ class _Run:
         if budget is None:
             return True
         after = self.recorder.transcript().plus(self._executed(number))
-        row = ledger.certified(after, budget.tap, budget.unit, budget.delta)
+        row = ledger.certified(transcript.planned(after, budget.tap, budget.unit), budget.delta)
         if row.epsilon is not None and row.epsilon <= budget.epsilon:
             return True
         self.stopped = (
@@ -320,7 +323,7 @@ class _Run:
             parts = (
                 same if same is not None else pack(self._begin(state.params, self._moment(number, c, round_key, lr)))
             )
-            seed = self.config.train.seed if self.terms.test else -1
+            seed = _test_seed(self.config) if self.terms.test else -1
             request = Request(
                 self.record.run, number, c, self.text, setting.smallest, setting.max_weight, setting.min_weight, seed
             )
@@ -424,7 +427,13 @@ def accept(answer: Answer | None, run: str, number: int, client: int, like: Tree
     return unpack(answer.parts, like), reply.loss
 
 
-def _assemble(config: Config, members: Members) -> tuple[Federation, bool]:
+def _test_seed(config: Config) -> int:
+    """The seed of all draws in test mode."""
+    train = config.train
+    return train.seed if train.noise_seed is None else train.noise_seed
+
+
+def _assemble(config: Config, members: Members, draws: keys.Draws) -> tuple[Federation, bool]:
     """The federation without its data; and whether there is a part to measure accuracy on."""
     dataset = _own_data(config, members)
     evaluates = dataset is not None
@@ -432,7 +441,8 @@ def _assemble(config: Config, members: Members) -> tuple[Federation, bool]:
         blank = Part(np.zeros((1, *members.shape), members.dtype), np.zeros(1, np.int32))
         dataset = Dataset(config.data.name, blank, blank, "none", members.classes)
     nothing = Part(np.zeros((0, *members.shape), members.dtype), np.zeros(0, np.int32))
-    federation = prepare(config, dataset=replace(dataset, train=nothing), partition=members.partition)
+    dataset = replace(dataset, train=nothing)
+    federation = prepare(config, dataset=dataset, partition=members.partition, draws=draws)
     return federation, evaluates
 
 

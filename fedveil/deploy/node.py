@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import secrets
 import time
 import tomllib
 import traceback
@@ -212,10 +211,13 @@ class _Round:
     def _prepared(self, planned: _Plan) -> tuple[Defense, ...]:
         """The defences, with this node's data in the hands of those that measure something on it."""
         task = replace(planned.task, defenses=())
-        seed = self.request.seed if self.request.test else secrets.randbits(31)
         dataset = Dataset("node", self.data, self.data, "none", self.node.classes)
-        context = FederationContext(task, dataset, _as_client(self._id, len(self.data)), planned.law, seed)
+        context = FederationContext(task, dataset, _as_client(self._id, len(self.data)), planned.law, self._draws())
         return tuple(d.node_part().prepare(context) for d in planned.task.defenses)
+
+    def _draws(self) -> keys.Draws:
+        """In test mode the simulator's draws, else new ones at every call."""
+        return keys.Draws(self.request.seed) if self.request.test else keys.Draws.fresh()
 
     @property
     def _id(self) -> int:
@@ -260,9 +262,8 @@ class _Round:
         request, task, law = self.request, planned.task, planned.law
         own = _as_client(self._id, len(self.data))
         alone = plan.Cohort(np.array([self._id]), np.zeros(1, np.int64), np.zeros(1, bool), 1, 0)
-        seed = request.seed if request.test else secrets.randbits(128)
         widths = plan.batch_widths(law, own, planned.steps)
-        batches = plan.draw_batches(law, own, seed, request.round, alone, widths)
+        batches = plan.draw_batches(law, own, self._draws(), request.round, alone, widths)
         lr = jnp.asarray(planned.lr(request.round), task.dtype)
         key, shared = self._keys()
         moment = Now(key, shared, jnp.int32(request.round), lr)

@@ -114,10 +114,10 @@ class Mechanism:
         """Independent noise in the shape of `like`; with a median clip by the `bounds` that were found for each layer."""
         from fedveil.random import noise
 
-        draw = noise.DISTRIBUTIONS[self.distribution]
+        key = at.key if key is None else key
         if not self.clip.median or bounds is None:
-            return draw(at.key if key is None else key, like, self.scale(at))
-        unit, sigma = draw(at.key if key is None else key, like, 1.0), self.noise_multiplier.at(at.round) * self.spread
+            return noise.draw(self.distribution, key, like, self.scale(at))
+        unit, sigma = noise.draw(self.distribution, key, like, 1.0), self.noise_multiplier.at(at.round) * self.spread
         return {name: {k: a * sigma * bounds[name] for k, a in layer.items()} for name, layer in unit.items()}
 
     def add_noise(self, value: Tree, at: StageContext, key: jax.Array | None = None) -> Tree:

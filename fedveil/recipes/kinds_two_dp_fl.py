@@ -14,10 +14,11 @@ def curve(job: Job) -> Result:
     """A training as `train` measures it, with the accuracy after a fifth and after half of the rounds.
 
     `epsilon`, `delta`: the noise is the least that the ledger certifies for one record at the client tap, the same
-    multiplier at client and server. Without them the noise is that of the config. Certificates that hold after all rounds:
-    `epsilon` of one record for the server, `client_epsilon` of one client for whoever receives the model.
+    multiplier at client and server. Without them the noise is that of the config. Certificates of the plan after all
+    rounds: `epsilon` of one record for the server, `client_epsilon` of one client for those who receive the model.
     """
     from fedveil.accounting import calibrate, ledger, transcript
+    from fedveil.accounting.seeded import as_planned
     from fedveil.assemble import plan
     from fedveil.recipes.kinds import train
 
@@ -29,11 +30,9 @@ def curve(job: Job) -> Result:
         settings = (*settings, f"defense.noise={noise!r}", f"defense.server_noise={noise!r}")
     made = plan(load(None, list(settings)))
     delta = transcript.delta_of(made.defenses)
+    planned = transcript.planned(made.defenses, as_planned(made.setting), made.setting.rounds)
     seats = {"epsilon": ("server", "example"), "client_epsilon": ("broadcast", "client")}
-    proven = {
-        key: ledger.certified(transcript.planned(made.defenses, made.setting, made.setting.rounds), tap, unit, delta)
-        for key, (tap, unit) in seats.items()
-    }
+    proven = {key: ledger.certified(transcript.planned(planned, tap, unit), delta) for key, (tap, unit) in seats.items()}
     result = train(Job("train", settings, {"history": True}))
     scored, rounds = result["history"], result["rounds"]
     return {

@@ -37,7 +37,7 @@ class FederationContext:
     dataset: Dataset
     partition: Partition
     law: plan.BatchLaw
-    seed: int
+    draws: keys.Draws
 
     @property
     def model(self) -> Model:
@@ -50,7 +50,7 @@ class FederationContext:
         """
         task, partition = self.task, self.partition
         after = task.setting.rounds  # the number of a round that training never reaches
-        key, lr = keys.round_key(keys.root(self.seed), after), jnp.asarray(task.setting.lr, task.dtype)
+        key, lr = keys.round_key(self.draws.root(), after), jnp.asarray(task.setting.lr, task.dtype)
         chunk = min(CHUNK, partition.clients)
         widths = plan.batch_widths(self.law, partition, chunk * task.setting.local_steps)
         x, y = jnp.asarray(self.dataset.train.x), jnp.asarray(self.dataset.train.y)
@@ -68,7 +68,7 @@ class FederationContext:
             ids = np.arange(first, first + chunk) % partition.clients  # the last chunk is filled up, and cut below
             nobody = np.zeros(chunk, np.int64)
             cohort = plan.Cohort(ids, nobody, nobody.astype(bool), chunk, 0)
-            drawn = plan.draw_batches(self.law, partition, self.seed, after, cohort, widths)
+            drawn = plan.draw_batches(self.law, partition, self.draws, after, cohort, widths)
             rows, present = self._local_rows(ids)
             found.append(together((x, y), (drawn.index, drawn.mask, drawn.steps), ids, rows, present))
         return jax.tree.map(lambda *parts: jnp.concatenate(parts)[: partition.clients], *found)

@@ -36,6 +36,10 @@ def at(seed=0, round_=0, lr=0.1, setting=SETTING):
     return At(setting, key, key, round_, lr, 5.0)
 
 
+def bound_of(defense, point):
+    return defense.on_sum(SETTING).clip.at(point)
+
+
 def gradients(batch, seed=0, scale=1.0, shape=(40, 50)):
     keys = jax.random.split(jax.random.key(seed), 2)
     return {
@@ -170,7 +174,7 @@ def test_two_dp_noise():
 def test_decay_runs_from_clip_to_clip_end():
     for shape in ("linear", "staircase", "exponential", "cosine"):
         defense = FedCDP(clip=6.0, clip_end=2.0, schedule=shape)
-        bounds = [float(defense.on_sum(SETTING).clip.at(at(round_=r))) for r in range(11)]
+        bounds = [float(bound_of(defense, at(round_=r))) for r in range(11)]
         assert bounds[0] == pytest.approx(6.0) and bounds[-1] == pytest.approx(2.0)
         assert all(a >= b - 1e-6 for a, b in itertools.pairwise(bounds)), shape
     assert float(bound_of(FedCDP(clip=6.0, clip_end=2.0), at(round_=5))) == pytest.approx(4.0)
@@ -369,7 +373,7 @@ def test_an_empty_poisson_batch_is_noised():
     simulator = federation.simulator
     from fedveil.rounds.plan import client_batches
 
-    sizes = {c: [len(b) for b in client_batches(simulator.law, 0, 0, c, 0, 40)] for c in range(4)}
+    sizes = {c: [len(b) for b in client_batches(simulator.law, simulator.draws, 0, c, 0, 40)] for c in range(4)}
     client, step = next((c, s) for c, counts in sizes.items() for s, n in enumerate(counts) if n == 0)
     seen = simulator.observe(simulator.start(), 0, client, frozenset({"batch"}), steps=(step,))["batch"][step]
     assert near(seen, 24.0)

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from fedveil.accounting import ledger, transcript
+from fedveil.accounting.seeded import as_planned
 from fedveil.assemble import Federation, prepare
 from fedveil.attacks.inference import replay, roc, several, shares, watch
 from fedveil.attacks.inference.membership import Certificate, judge
@@ -31,6 +32,7 @@ from fedveil.attacks.observe import Insider, span_of
 from fedveil.attacks.seats import Inference
 from fedveil.config import Config
 from fedveil.core.errors import ConfigError, RunError
+from fedveil.core.keys import Draws
 
 FEWEST = 16  # candidates: with fewer, all coins may well fall alike
 
@@ -63,10 +65,12 @@ class Game:
     not_finite: int  # updates that were left out of a sum
 
 
-def attack(config: Config, settings: Inference, progress: Callable[[int, int], None]) -> Outcome:
+def attack(
+    config: Config, settings: Inference, progress: Callable[[int, int], None], draws: Draws | None = None
+) -> Outcome:
     """Trains `attack.seeds` federations of clients that are there by coins, attacks each, scores."""
     started = time.monotonic()
-    first = prepare(config)
+    first = prepare(config, draws=draws)
     check(config, first, settings)
     rounds, seeds = several.rounds_watched(config, first), config.attack.seeds
     guesses, games = [], []
@@ -200,9 +204,8 @@ def certificate(federation: Federation, tap: str, rounds: int, not_finite: int =
             None, delta, "client", "updates were left out for not being finite, and their noise with them"
         )
     seen = rounds + (tap == "broadcast")
-    row = ledger.certified(
-        transcript.planned(task.defenses, task.setting, seen), tap, "client", delta, adjacency="add-remove"
-    )
+    planned = transcript.planned(task.defenses, as_planned(task.setting), seen)
+    row = ledger.certified(transcript.planned(planned, tap, "client"), delta, adjacency="add-remove")
     return Certificate(row.epsilon if row.certified else None, delta, "client", row.reason)
 
 

@@ -1,4 +1,4 @@
-"""Federations that differ in their seed alone, attacked one after another, and how far each of them is watched."""
+"""Federations that differ in their seeds alone, attacked one after another, and how far each of them is watched."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from fedveil.core.errors import ConfigError
 Progress = Callable[[int, int], None]
 
 
+def config_of(config: Config, place: int) -> Config:
+    """The config of federation number `place`: `train.seed` + place, and `train.noise_seed` + place where it is set."""
+    seeds = {key: getattr(config.train, key) for key in ("seed", "noise_seed")}
+    changes = {key: (seed + place) % 2**32 for key, seed in seeds.items() if seed is not None}
+    return config.model_copy(update={"train": config.train.model_copy(update=changes)})
+
+
 def federation(config: Config, place: int) -> Federation:
-    """The federation at this place: seed `train.seed` + place."""
-    seed = (config.train.seed + place) % 2**32
-    return prepare(config.model_copy(update={"train": config.train.model_copy(update={"seed": seed})}))
+    """Federation number `place`, ready to train."""
+    return prepare(config_of(config, place))
 
 
 def rounds_watched(config: Config, first: Federation) -> int:
