@@ -30,7 +30,7 @@ class Goal:
     def row(self, defenses: Sequence[Defense], setting: Setting, rounds: int) -> ledger.Row:
         """The certificate of the plan: what is searched for does not depend on whether draws follow a seed."""
         planned = transcript.planned(defenses, seeded.as_planned(setting), rounds)
-        return ledger.certified(transcript.planned(planned, self.tap, self.unit), self.delta, self.adjacency)
+        return ledger.certified(planned, self.tap, self.unit, self.delta, self.adjacency)
 
     def result(self, defenses: Sequence[Defense], setting: Setting, rounds: int) -> ledger.Row:
         """The row of what was found; not certified where draws follow a seed."""

@@ -25,11 +25,11 @@ def run_ledger(
     if accountant is not None and accountant not in ("paper", *ACCOUNTANTS):
         raise unknown_name("--accountant", accountant, ("paper", *ACCOUNTANTS))
     asked = _rounds(rounds)
-    from fedveil.accounting import ledger, transcript
+    from fedveil.accounting import ledger
 
     chosen = (accountant,) if accountant else ("paper", *ACCOUNTANTS)
     made = _transcripts(file, settings, asked)
-    rows = [row for one in made for row in ledger.rows(transcript.planned(one, delta, accountants=chosen))]
+    rows = [row for one in made for row in ledger.rows(one, delta, accountants=chosen)]
     counts = [one.rounds for one in made]
     if json:
         show.print_json([row.as_dict() for row in rows])

@@ -272,7 +272,7 @@ class _Run:
         if budget is None:
             return True
         after = self.recorder.transcript().plus(self._executed(number))
-        row = ledger.certified(transcript.planned(after, budget.tap, budget.unit), budget.delta)
+        row = ledger.certified(after, budget.tap, budget.unit, budget.delta)
         if row.epsilon is not None and row.epsilon <= budget.epsilon:
             return True
         self.stopped = (

@@ -32,7 +32,7 @@ def curve(job: Job) -> Result:
     delta = transcript.delta_of(made.defenses)
     planned = transcript.planned(made.defenses, as_planned(made.setting), made.setting.rounds)
     seats = {"epsilon": ("server", "example"), "client_epsilon": ("broadcast", "client")}
-    proven = {key: ledger.certified(transcript.planned(planned, tap, unit), delta) for key, (tap, unit) in seats.items()}
+    proven = {key: ledger.certified(planned, tap, unit, delta) for key, (tap, unit) in seats.items()}
     result = train(Job("train", settings, {"history": True}))
     scored, rounds = result["history"], result["rounds"]
     return {

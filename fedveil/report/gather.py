@@ -162,7 +162,7 @@ def _accounts(
     """The account of the rounds behind the run, and of several rounds on the way."""
     if rounds == 0:
         return [], []
-    from fedveil.accounting import ledger, transcript
+    from fedveil.accounting import ledger
     from fedveil.run_account import transcript_of
 
     try:
@@ -170,7 +170,7 @@ def _accounts(
         if not any(row.certified for row in now):
             return now, []
         at = sorted({max(1, round(rounds * part / POINTS)) for part in range(1, POINTS + 1)})
-        over = [(n, ledger.rows(transcript.planned(transcript_of(path, n), accountants=("pld",), units=("example", "client")))) for n in at]
+        over = [(n, ledger.rows(transcript_of(path, n), accountants=("pld",), units=("example", "client"))) for n in at]
     except FedveilError as error:
         problems.append(f"the account cannot be computed here ({error})")
         return _stored_account(info, problems), []

@@ -110,7 +110,7 @@ def test_lost_clients_take_their_noise_with_them():
     share = certified(FULL, whole, "client", "example").epsilon
     assert certified(FULL, replace(whole, late=0.1), "release", "example").epsilon == share
     broken = transcript.with_dropped(transcript.planned([FULL], whole, 400), 1)
-    dropped = ledger.rows(transcript.planned(broken, DELTA, accountants=("pld",)), units=("example",))
+    dropped = ledger.rows(broken, DELTA, accountants=("pld",), units=("example",))
     assert {r.epsilon for r in dropped if r.tap == "release" and r.adjacency == "add-remove"} == {share}
 
 

@@ -296,5 +296,5 @@ def _certificate(config: Config, delta: float) -> float | None:
     made = plan(config)
     setting = as_planned(made.setting)
     planned = transcript.planned(made.defenses, setting, setting.rounds)
-    row = ledger.certified(transcript.planned(planned, "client", "example"), delta)
+    row = ledger.certified(planned, "client", "example", delta)
     return row.epsilon if row.certified else None

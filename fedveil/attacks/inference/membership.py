@@ -179,7 +179,7 @@ def certificate(federation: Federation, tap: str, not_finite: int = 0) -> Certif
         return Certificate(None, delta, unit, "updates were left out for not being finite, and their noise with them")
     rounds = federation.rounds + (tap == "broadcast")
     planned = transcript.planned(task.defenses, as_planned(task.setting), rounds)
-    row = ledger.certified(transcript.planned(planned, tap, unit), delta, adjacency="add-remove")
+    row = ledger.certified(planned, tap, unit, delta, adjacency="add-remove")
     return Certificate(row.epsilon if row.certified else None, delta, unit, row.reason)
 
 

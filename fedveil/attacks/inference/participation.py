@@ -205,7 +205,7 @@ def certificate(federation: Federation, tap: str, rounds: int, not_finite: int =
         )
     seen = rounds + (tap == "broadcast")
     planned = transcript.planned(task.defenses, as_planned(task.setting), seen)
-    row = ledger.certified(transcript.planned(planned, tap, "client"), delta, adjacency="add-remove")
+    row = ledger.certified(planned, tap, "client", delta, adjacency="add-remove")
     return Certificate(row.epsilon if row.certified else None, delta, "client", row.reason)
 
 
