@@ -278,6 +278,30 @@ def realised(
     return max(found, key=lambda one: one.noise[0][1] / (one.rate * math.sqrt(one.steps) * (1 + one.replace))), ""
 
 
+def realised_epsilon(rounds: Sequence[Round | None], delta: float) -> float:
+    """ε of rounds that one client took part in, composed; infinite where one of them has no certificate."""
+    if any(one is None for one in rounds):
+        return math.inf
+    groups: dict[Round, list[tuple[float, int]]] = {}
+    for one in rounds:
+        if one is not None:
+            groups.setdefault(replace(one, noise=accountants.ALWAYS), []).append((one.noise[0][1], 1))
+    made = [
+        (replace(kind, noise=((1.0, z),)), times)
+        for kind, levels in sorted(groups.items(), key=repr)
+        for z, times in few_levels(_counted(levels))
+    ]
+    found = accountants.epsilon(tuple(made), delta, "pld")
+    return math.inf if found is None else found
+
+
+def _counted(levels: Levels) -> Levels:
+    counts: dict[float, int] = {}
+    for z, times in levels:
+        counts[z] = counts.get(z, 0) + times
+    return sorted(counts.items())
+
+
 # --- what a row says
 
 

@@ -9,14 +9,17 @@ Rows of accountant `paper` repeat what a paper claims; they are never certified.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from fedveil.accounting import published, seeded
-from fedveil.accounting.accounts import ACCOUNTANTS, Account, accounts_of, why_none
+from fedveil.accounting.accountants import Round
+from fedveil.accounting.accounts import ACCOUNTANTS, Account, accounts_of, realised, realised_epsilon, why_none
 from fedveil.accounting.transcript import Transcript
 from fedveil.core.events import Release
-from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, CHAIN, UNITS
+from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, CHAIN, NODE_UNITS, UNITS
 
 OUTSIDE = (
     "noise drawn in floating point is taken for real-valued noise",
@@ -88,6 +91,27 @@ def certified(transcript: Transcript, tap: str, unit: str, delta: float, adjacen
             best = min(numbers, key=lambda row: (not row.certified, row.epsilon))
             return best if transcript.setting.secret_draws else seeded.uncertified([best])[0]
     return found[0]
+
+
+def realised_rows(transcript: Transcript, delta: float | None = None) -> list[Row]:
+    """The account of a client that took part in every round of the transcript, at the tap `server` (rule `realised`)."""
+    delta = transcript.delta if delta is None else delta
+    made = []
+    for unit, adjacency in itertools.product(NODE_UNITS, ("zero-out", "replace")):
+        rounds: list[Round | None] = []
+        why = ""
+        for multipliers, times in transcript.groups:
+            one, why = realised(_held(transcript), multipliers, transcript.setting, unit, adjacency)
+            rounds += [one] * times
+        epsilon = realised_epsilon(rounds, delta)
+        known = math.isfinite(epsilon)
+        reason = why or "counts the rounds that the client took part in"
+        number = (epsilon, delta) if known else (None, None)
+        assumed = OUTSIDE if known else ()
+        made.append(
+            Row("server", unit, "pld", "realised", known, adjacency, *number, reason, assumed, transcript.rounds)
+        )
+    return made if transcript.setting.secret_draws else seeded.uncertified(made)
 
 
 def _accountants(transcript: Transcript) -> tuple[str, ...]:

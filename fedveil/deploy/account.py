@@ -16,15 +16,14 @@ import json
 import math
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedveil.accounting import accountants
 from fedveil.accounting.accountants import Round
+from fedveil.accounting.accounts import realised_epsilon
 from fedveil.accounting.filters import RenyiFilter
 from fedveil.core.errors import RunError
 from fedveil.core.jsontext import to_json
@@ -49,11 +48,8 @@ class Use:
 
     @classmethod
     def of(cls, one: Round) -> Use:
-        """The noise is rounded down to three digits, so that rounds of a schedule fall into few groups."""
         z = min(value for _, value in one.noise)
-        digits = 2 - math.floor(math.log10(z)) if z > 0 else 0
-        floor = math.floor(z * 10.0**digits) / 10.0**digits
-        return cls(floor, one.steps, one.rate, one.hidden, one.law, one.replace)
+        return cls(z, one.steps, one.rate, one.hidden, one.law, one.replace)
 
     @property
     def round(self) -> Round:
@@ -168,12 +164,7 @@ def _both(use: dict[str, Any] | None) -> dict[str, Any]:
 def total(entries: Sequence[Entry], unit: str, delta: float, adjacency: str = "zero-out") -> float:
     """ε of these rounds at δ, composed, all under one neighbouring relation; infinite where one has no certificate."""
     uses = [entry.use(unit, adjacency) for entry in entries]
-    if any(use is None for use in uses):
-        return math.inf
-    groups = Counter(use.round for use in uses if use is not None)
-    ordered = tuple(sorted(groups.items(), key=repr))
-    found = accountants.epsilon(ordered, delta, "pld")
-    return math.inf if found is None else found
+    return realised_epsilon([None if use is None else use.round for use in uses], delta)
 
 
 def now() -> str:
