@@ -106,10 +106,20 @@ def realised_rows(transcript: Transcript, delta: float | None = None) -> list[Ro
         epsilon = realised_epsilon(rounds, delta)
         known = math.isfinite(epsilon)
         reason = why or "counts the rounds that the client took part in"
-        number = (epsilon, delta) if known else (None, None)
-        assumed = OUTSIDE if known else ()
         made.append(
-            Row("server", unit, "pld", "realised", known, adjacency, *number, reason, assumed, transcript.rounds)
+            Row(
+                tap="server",
+                unit=unit,
+                accountant="pld",
+                rule="realised",
+                certified=known,
+                adjacency=adjacency,
+                epsilon=epsilon if known else None,
+                delta=delta if known else None,
+                reason=reason,
+                assumptions=OUTSIDE if known else (),
+                rounds=transcript.rounds,
+            )
         )
     return made if transcript.setting.secret_draws else seeded.uncertified(made)
 

@@ -123,11 +123,12 @@ class NodeLedger:
         budget = RenyiFilter.for_budget(limits.epsilon, limits.delta)
         uses = [entry.use(limits.unit, limits.adjacency) for entry in entries]
         costs = [math.inf if use is None else budget.cost(use.round) for use in uses]
-        after = budget.epsilon(costs)
+        after = budget.epsilon_of(costs)
         if not budget.allows(costs):
+            spent = budget.epsilon_of(costs[:-1])
             raise Refused(
-                f"over budget: ε = {budget.epsilon(costs[:-1]):.4g} of {limits.epsilon:g} is spent (δ = {limits.delta:g}, "
-                f"one {limits.unit}, {limits.adjacency}), this round would make it {after:.4g}"
+                f"over budget: ε = {spent:.4g} of {limits.epsilon:g} is spent (δ = {limits.delta:g}, one {limits.unit}, "
+                f"{limits.adjacency}), this round would make it {after:.4g}"
             )
         return after
 
