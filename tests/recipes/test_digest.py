@@ -18,7 +18,7 @@ from fedveil.recipes.cell import FULL, QUICK, Cell, Job
 
 DATA = Path(__file__).parents[2] / "docs" / "data"
 
-# Measured cells of each recipe, quick and full: 1190 in all. Digests that left defaults out found 1176: 3 of fed-cdp/table-1
+# Measured cells of each recipe, quick and full: 1190. Digests that left defaults out found 1176: 3 of fed-cdp/table-1
 # at full size, none of table-3. The other 14 had been measured as quick cells: adult and cancer have one size.
 MEASURED = {
     "fed-cdp/table-1": (15, 9),
