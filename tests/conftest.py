@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import itertools
 import os
 import signal
 import warnings
@@ -26,13 +25,26 @@ class Answer:
     warned: list[str]  # warnings that a terminal would show on stderr
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Secrets are a fixed sequence within a test, so that it draws the same each time; processes it starts are not."""
+@pytest.fixture(scope="session", autouse=True)
+def one_secret() -> Iterator[Callable[[], bytes]]:
+    """One secret for all federations that tests make: so tests repeat, and two federations of a test draw alike.
+
+    It gives what it stands for. Processes that a test starts have secrets of their own: give them train.noise_seed.
+    """
     from fedveil.core import keys
 
-    numbers = itertools.count()
-    keys.fresh_secret = lambda: hashlib.sha256(f"{item.nodeid} {next(numbers)}".encode()).digest()
+    real = keys.fresh_secret
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys, "fresh_secret", lambda: hashlib.sha256(b"of the tests").digest())
+        yield real
+
+
+@pytest.fixture
+def true_secrets(one_secret: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Secrets from the operating system, as outside of tests."""
+    from fedveil.core import keys
+
+    monkeypatch.setattr(keys, "fresh_secret", one_secret)
 
 
 @pytest.fixture(scope="session")

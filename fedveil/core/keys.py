@@ -81,27 +81,34 @@ class Draws:
         return cls.fresh() if noise_seed is None else cls(noise_seed)
 
     def nth(self, number: int) -> Draws:
-        """The draws of federation `number` in a series whose first has these: the next seeds, or new secrets."""
+        """The draws of federation `number` in a series whose first has these: the next seeds, or secrets made of this."""
         if number == 0:
             return self
-        return Draws.fresh() if self.seed is None else Draws((self.seed + number) % 2**32)
+        if self.secret is None:
+            assert self.seed is not None
+            return Draws((self.seed + number) % 2**32)
+        return Draws(secret=self._derived(b"fedveil series", SECRET_BYTES, number))
+
+    def _derived(self, purpose: bytes, size: int, *numbers: int) -> bytes:
+        """Bytes that only the secret gives for this purpose and these numbers."""
+        assert self.secret is not None
+        named = np.array(numbers, "<u8").tobytes()
+        return hashlib.blake2b(named, digest_size=size, key=self.secret, person=purpose).digest()
 
     def host(self, purpose: str, *numbers: int) -> np.random.Generator:
         """A numpy generator for this purpose at (round, client, ...)."""
         if self.secret is None:
             assert self.seed is not None
             return host(self.seed, purpose, *numbers)
-        named = np.array([PURPOSES[purpose], *numbers], "<u8").tobytes()
-        digest = hashlib.blake2b(named, digest_size=16, key=self.secret, person=b"fedveil host").digest()
-        return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, "<u8")))
+        derived = self._derived(b"fedveil host", 16, PURPOSES[purpose], *numbers)
+        return np.random.Generator(np.random.Philox(key=np.frombuffer(derived, "<u8")))
 
     def root(self) -> jax.Array:
         """The device key that all others are folded from."""
         if self.secret is None:
             assert self.seed is not None
             return root(self.seed)
-        digest = hashlib.blake2b(digest_size=8, key=self.secret, person=b"fedveil device").digest()
-        words = jax.numpy.asarray(np.frombuffer(digest, "<u4"), "uint32")
+        words = jax.numpy.asarray(np.frombuffer(self._derived(b"fedveil device", 8), "<u4"), "uint32")
         return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 

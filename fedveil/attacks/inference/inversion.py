@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedveil.assemble import Federation, prepare
+from fedveil.assemble import Federation
 from fedveil.attacks.inference import several
 from fedveil.attacks.inference.inversion_score import (
     Truth,
@@ -233,9 +233,9 @@ def gather(
     `draws`: those of the first federation, where it is a run that is attacked.
     """
     count, data = config.attack.seeds, None
+    draws = draws or Draws.of(config.train.noise_seed)
     for place in range(count):
-        own = several.config_of(config, place)
-        federation = prepare(own, dataset=data, draws=None if place else draws)
+        federation = several.federation(config, place, draws, dataset=data)
         data = federation.dataset
         for settings in asked:
             check(federation, settings)
@@ -247,7 +247,7 @@ def gather(
                 seen = look(federation, state, rounds, asked)
                 accuracy = federation.simulator.evaluate(state.params)[0]
         start = replace(seen[0], models=(first,), rounds=(0,), received=())
-        yield Case(own.train.seed, seen, start, truth_of(federation, asked[0].victim), accuracy)
+        yield Case(federation.config.train.seed, seen, start, truth_of(federation, asked[0].victim), accuracy)
 
 
 def _count_up(progress: Progress, before: int, total: int, done: int, _: int) -> None:

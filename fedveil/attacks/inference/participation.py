@@ -75,7 +75,7 @@ def attack(
     rounds, seeds = several.rounds_watched(config, first), config.attack.seeds
     guesses, games = [], []
     for place in range(seeds):
-        federation = several.federation(config, place) if place else first
+        federation = several.federation(config, place, first.simulator.draws) if place else first
         game = play(federation, settings, rounds, several.part(progress, place, seeds))
         guesses.append(guess(game.sighting, game.rules, game.candidates, seed=place))
         games.append((game.truth, game.accuracy, game.not_finite))

@@ -61,7 +61,7 @@ def attack(
     rounds, seeds = several.rounds_watched(config, first), config.attack.seeds
     trait, done = check(config, first, settings), []
     for place in range(seeds):
-        federation = several.federation(config, place) if place else first
+        federation = several.federation(config, place, first.simulator.draws) if place else first
         view, truth = play(federation, settings, rounds, several.part(progress, place, seeds))
         check_own(view.own, trait, settings)
         done.append(score(federation, settings, trait, view, truth, seed=place))

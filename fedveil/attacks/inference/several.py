@@ -7,20 +7,17 @@ from collections.abc import Callable
 from fedveil.assemble import Federation, prepare
 from fedveil.config import Config
 from fedveil.core.errors import ConfigError
+from fedveil.core.keys import Draws
+from fedveil.data.dataset import Dataset
 
 Progress = Callable[[int, int], None]
 
 
-def config_of(config: Config, place: int) -> Config:
-    """The config of federation number `place`: `train.seed` + place, and `train.noise_seed` + place where it is set."""
-    seeds = {key: getattr(config.train, key) for key in ("seed", "noise_seed")}
-    changes = {key: (seed + place) % 2**32 for key, seed in seeds.items() if seed is not None}
-    return config.model_copy(update={"train": config.train.model_copy(update=changes)})
-
-
-def federation(config: Config, place: int) -> Federation:
-    """Federation number `place`, ready to train."""
-    return prepare(config_of(config, place))
+def federation(config: Config, place: int, draws: Draws, dataset: Dataset | None = None) -> Federation:
+    """Federation number `place`: seed `train.seed` + place, and its own of the draws that the first one has."""
+    train, own = config.train, draws.nth(place)
+    changes = {"seed": (train.seed + place) % 2**32, "noise_seed": own.seed}
+    return prepare(config.model_copy(update={"train": train.model_copy(update=changes)}), dataset=dataset, draws=own)
 
 
 def rounds_watched(config: Config, first: Federation) -> int:
