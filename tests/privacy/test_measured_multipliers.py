@@ -2,9 +2,9 @@
 worst-case neighbours is the multiplier that the event declares.
 
 Noise: the standard deviation (Laplace: the mean absolute value) of what the stage adds to zeros, over 60,000 numbers, so
-with a relative error of 0.3 % (Laplace 0.4 %); 1.5 % is allowed. Sensitivity: the largest change of the value that is noised when one unit's contribution,
-far beyond every bound and in the worst direction, is put in place of nothing. Both are measured by calling the stages
-that a round calls; only the multiplier comes from the declaration.
+with a relative error of 0.3 % (Laplace 0.4 %); 1.5 % is allowed. Sensitivity: the largest change of the value that is
+noised when one unit's contribution, far beyond every bound and in the worst direction, is put in place of nothing. Both
+are measured by calling the stages that a round calls; only the multiplier comes from the declaration.
 """
 
 from __future__ import annotations
