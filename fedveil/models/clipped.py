@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedveil.mechanisms import clip
 from fedveil.mechanisms.clip import factor, scaled
@@ -100,7 +101,7 @@ def _dense_gradient(params: LayerParams, x: Array, g: Array, bound: Array, known
     of the rows of `x`, where they are known."""
     scale = _outer_factors(x, g, bound, "b" in params, known)
     g = scaled(g, scale)
-    g = jnp.where(jnp.abs(g) < jnp.finfo(g.dtype).tiny, 0.0, g)  # rounded coarsely there, then multiplied by `x`
+    g = jnp.where(jnp.abs(g) < np.finfo(g.dtype).tiny, 0.0, g)  # rounded coarsely there, then multiplied by `x`
     x = jnp.where((scale > 0)[:, None], x, 0.0)  # what is left out must not enter as 0 · ∞
     gradient = {"w": products.outer_sum(x, g)}
     return {**gradient, "b": g.sum(axis=0)} if "b" in params else gradient
@@ -114,7 +115,7 @@ def _outer_factors(x: Array, g: Array, bound: Array, bias: bool, known: Array | 
     """
     most = clip.limit(bound * products.outer_room(x), g.dtype)
     inputs = (clip.squares(x) if known is None else known) + bias
-    least = x.shape[1] * float(jnp.finfo(inputs.dtype).tiny) * 2.0**24
+    least = x.shape[1] * float(np.finfo(inputs.dtype).tiny) * 2.0**24
     length = jnp.where(inputs < least, jnp.inf, jnp.sqrt(inputs))  # an infinite norm leaves it out
     times = (g * most.unit) * length[:, None]
     found = jnp.where(jnp.isfinite(length), jnp.sqrt(clip.squares(times)), jnp.inf)

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 import fedveil
+from fedveil.core.setting import Setting
+from fedveil.defenses.base import At
+from fedveil.defenses.fed_sdp import FedSDP
 from fedveil.mechanisms import clip
 from fedveil.models import clipped, kernels, products
 
@@ -263,14 +266,19 @@ def test_the_bound_holds_where_a_product_rounds_its_inputs(monkeypatch):
     assert products.outer_room(jnp.zeros((8, 3))) == 1.0
 
 
-# --- whole rounds
+# --- defences
+
+SETTING = Setting(
+    clients=4, per_round=2, rounds=1, batch=5, local_steps=1, sampling="fixed", batching="shuffle",
+    aggregation="fedsgd", weights="uniform", lr=0.1, layers=2,
+)  # fmt: skip
 
 
-def watched(defense, tap, bias, lr=0.1):
+def watched(defense, tap, bias):
     config = {
         "data": {"partition": "iid", "clients": 4, "per_client": 40},
         "model": {"name": "logistic"},
-        "train": {"per_round": 2, "local_steps": 1, "batch": 20, "lr": lr, "rounds": 1, "batching": "shuffle"},
+        "train": {"per_round": 2, "local_steps": 1, "batch": 20, "lr": 0.1, "rounds": 1, "batching": "shuffle"},
         "defense": [defense],
     }
     simulator = fedveil.federation(config).simulator
@@ -289,5 +297,10 @@ def test_a_server_cannot_read_a_record_through_a_tiny_clip_of_examples():
 
 
 def test_nor_through_a_tiny_clip_of_updates():
-    seen = watched({"name": "fed-sdp", "placement": "client", "clip": 1e-22, "noise": 0.0}, "client", 0.0, lr=1e-21)
-    holds(seen, np.asarray([1e-22]))
+    """An update of about 1e-20, as the server may provoke, through the defence's own stage."""
+    defense = FedSDP(placement="client", clip=1e-22, noise=0.0)
+    key = jax.random.key(0)
+    update = {"one": {"w": jnp.linspace(-1e-20, 1e-20, 64)}, "two": {"w": jnp.full(9, 1e-21)}}
+    sent = jax.jit(lambda u: defense.update(u, At(SETTING, key, key, 0, 0.1)))(update)
+    for layer in sent.values():
+        holds(jax.tree.map(lambda a: a[None], layer), np.asarray([1e-22]))
