@@ -115,7 +115,7 @@ def _steps(setting: Setting, tap: str, adjacency: str, copies: int) -> Iterator[
     rates = [(min(1.0, setting.batch / size), steps) for size, steps in groups]
     yield [replace(base, steps=steps, rate=rate, hidden=hidden) for rate, steps in rates], ACCOUNTANTS
     if base.replace and setting.batching == "without-replacement" and tap != "example":
-        yield [replace(base, steps=s, subset=(n, min(n, setting.batch))) for n, s in groups], ("rdp",)
+        yield [replace(base, steps=s, subset=(n, min(n, setting.batch))) for n, s in groups], ACCOUNTANTS
 
 
 def _of_clients(release: Release, setting: Setting, levels: Levels) -> Iterator[Account]:
@@ -160,7 +160,7 @@ def _amplified(account: Account, seen: Round, setting: Setting, levels: Levels) 
         how = "by Poisson coins"
         once = replace(once, rate=setting.per_round / setting.clients, hidden=True)
     elif setting.sampling == "fixed" and seen.replace and account.adjacency != "add-remove":
-        how, known_by = "without replacement", ("rdp",)
+        how = "without replacement"
         once = replace(once, subset=(setting.clients, setting.per_round))
     else:
         return

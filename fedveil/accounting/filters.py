@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from fedveil.accounting import accountants
-from fedveil.accounting.accountants import ORDERS, Round
+from fedveil.accounting.composition import Round
+
+ORDERS = (*(1.0 + step / 4 for step in range(1, 40)), *(float(order) for order in range(11, 257)))
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,9 @@ class RenyiFilter:
 
     def cost(self, one: Round) -> float:
         """The Rényi divergence of a round at the filter's order."""
-        return float(accountants._round_rdp(replace(one, fails=0.0))[accountants.ORDERS.index(self.order)])
+        from fedveil.accounting.rdp import round_rdp
+
+        return float(round_rdp(one, (self.order,))[0])
 
     def allows(self, costs: Iterable[float]) -> bool:
         return self.limit > 0 and math.fsum(costs) <= self.limit

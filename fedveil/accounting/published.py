@@ -23,14 +23,8 @@ from functools import lru_cache
 from typing import Any
 
 from fedveil.accounting import accountants
+from fedveil.accounting.composition import Round
 from fedveil.core.events import Claim
-from fedveil.core.lazy import Lazy
-
-np: Any = Lazy("numpy")
-special: Any = Lazy("scipy.special")
-stats: Any = Lazy("scipy.stats")
-dp: Any = Lazy("dp_accounting")
-rdps: Any = Lazy("dp_accounting.rdp.rdp_privacy_accountant")
 
 MOMENT_ORDERS = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *range(5, 64), 128, 256, 512)
 RULES = ("moments", "basic", "advanced", "optimal", "zcdp")
@@ -84,26 +78,29 @@ def _sampled(
 @lru_cache(maxsize=256)
 def moments(sigma: float, rate: float, steps: int, delta: float) -> float | None:
     """The classic moments accountant as the paper used it: one step too many, the classic conversion."""
-    one = rdps.RdpAccountant(orders=MOMENT_ORDERS)
-    with accountants.quietly():
-        one.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(sigma)))
-    orders = np.asarray(MOMENT_ORDERS)
-    return _finite(np.min((steps + 1) * np.asarray(one._rdp) + math.log(1.0 / delta) / (orders - 1.0)))
+    import numpy as np
+
+    from fedveil.accounting import rdp
+
+    cost = rdp.poisson_gaussian(sigma, rate, MOMENT_ORDERS)
+    return _finite(np.min((steps + 1) * cost + math.log(1.0 / delta) / (np.asarray(MOMENT_ORDERS) - 1.0)))
 
 
 @lru_cache(maxsize=256)
 def moments_pld(sigma: float, rate: float, steps: int, delta: float) -> float | None:
     """The same sampled Gaussian steps, as many as were made, by privacy loss distributions."""
-    deviation, furthest = accountants.one_step(sigma, rate)
-    grid = min(accountants.grid_for(deviation, steps, furthest, delta), accountants.COARSEST)
-    one = accountants.sampled_gaussian(sigma, rate, grid)
-    return _finite(one.self_compose(steps).get_epsilon_for_delta(delta))
+    one = Round(((1.0, sigma),), rate=rate, hidden=True)
+    return accountants.epsilon(((one, steps),), delta, "pld")
 
 
 def _one_step(sigma: float, rate: float, delta: float) -> tuple[float, float]:
-    """(ε, δ) of one sampled Gaussian with so much of δ: the analytic Gaussian, amplified."""
+    """(ε, δ) of one sampled Gaussian: the analytic Gaussian at δ/q, amplified to ε = log(1 + q(e^ε₀ − 1))."""
+    import dp_accounting as dp
+
     inner = min(0.5, delta / rate)
-    gaussian = dp.get_epsilon_gaussian(sigma, inner)
+    gaussian = float(dp.get_epsilon_gaussian(sigma, inner))
+    if gaussian > 700.0:  # e^ε₀ is beyond any float, and 1 − q beside it is nothing
+        return gaussian + math.log(rate), rate * inner
     return math.log1p(rate * math.expm1(gaussian)), rate * inner
 
 
@@ -115,11 +112,16 @@ def basic(sigma: float, rate: float, steps: int, delta: float) -> float | None:
 def advanced(sigma: float, rate: float, steps: int, delta: float) -> float | None:
     """ε₀√(2k·ln(1/δ')) + k·ε₀(e^ε₀ − 1), half of δ as δ'."""
     one, _ = _one_step(sigma, rate, delta / (2 * steps))
+    if one > 700.0:  # e^ε₀ is beyond any float
+        return None
     return _finite(one * math.sqrt(2 * steps * math.log(2.0 / delta)) + steps * one * math.expm1(one))
 
 
 def optimal(sigma: float, rate: float, steps: int, delta: float) -> float | None:
     """The exact composition of k mechanisms that are (ε₀, δ₀) private: randomised response k times."""
+    import numpy as np
+    from scipy import special, stats
+
     one, per_step = _one_step(sigma, rate, delta / (2 * steps))
     left = 1.0 - (1.0 - delta) / (1.0 - per_step) ** steps
     # One response errs with probability 1/(1+e^ε₀); with j errors of k the loss is (k − 2j)·ε₀.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import jax
 
 from fedveil.accounting import statistics
-from fedveil.accounting.ledger import delta_of
+from fedveil.accounting.transcript import delta_of
 from fedveil.assemble import Federation, prepare
 from fedveil.audit import checks, measure
 from fedveil.audit import trials as trial_runs

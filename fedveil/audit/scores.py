@@ -78,7 +78,8 @@ class Run:
     ) -> tuple[np.ndarray, np.ndarray]:
         """[canaries, layers, steps, rounds] scores, and the coins."""
         play, group = self._layout()
-        values, coins = [], []
+        values: list[np.ndarray] = []
+        coins: list[np.ndarray] = []
         number = 0
         while sum(len(c) for c in coins) < canaries:
             tossed = rng.random(group) < 0.5

@@ -1,7 +1,7 @@
 """Independent trials with and without one canary: the simulator's own `chunk_sum` and `advance`, many runs at once.
 
-A trial is a run of its own from its own key. The functions are those that the simulator compiles; here they are compiled for
-a model of a few parameters and mapped over thousands of keys.
+A trial is a run of its own from its own key. The functions are those that the simulator compiles; here they are compiled
+for a model of a few parameters and mapped over thousands of keys.
 """
 
 from __future__ import annotations
