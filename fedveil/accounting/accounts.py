@@ -44,11 +44,8 @@ class Account:
     rounds: tuple[tuple[tuple[Round, int], ...], ...]  # alternatives of which the worst counts (clients of other sizes)
     why: str
     assumptions: tuple[str, ...]
-    known_by: tuple[str, ...] = ACCOUNTANTS
 
     def epsilon(self, delta: float, accountant: str) -> float | None:
-        if accountant not in self.known_by:
-            return None
         worst = 0.0
         for rounds in self.rounds:
             found = accountants.epsilon(rounds, delta, accountant)
@@ -78,7 +75,7 @@ def _of_records(release: Release, setting: Setting, levels: Levels) -> Iterator[
                     *_assumes_records(setting, release, tap, unit, adjacency),
                     *_assumes_sum(together, setting),
                 )
-                for steps, known_by in _steps(setting, tap, adjacency, copies):
+                for steps in _steps(setting, tap, adjacency, copies):
                     each = [replace(one, counts=part.counts, fails=part.fails, together=together) for one in steps]
                     yield Account(
                         release,
@@ -89,7 +86,6 @@ def _of_records(release: Release, setting: Setting, levels: Levels) -> Iterator[
                         tuple(_over_rounds(one, release, setting, levels, together, part.times) for one in each),
                         _why(release, together),
                         assumptions,
-                        known_by,
                     )
 
 
@@ -103,19 +99,19 @@ def _places(release: Release, setting: Setting) -> list[tuple[str, bool]]:
     return places
 
 
-def _steps(setting: Setting, tap: str, adjacency: str, copies: int) -> Iterator[tuple[list[Round], tuple[str, ...]]]:
+def _steps(setting: Setting, tap: str, adjacency: str, copies: int) -> Iterator[list[Round]]:
     """How a record is used in a round in which its client takes part: a round for each group of client sizes."""
     base = Round(noise=accountants.ALWAYS, replace=adjacency == "replace")
     groups = size_groups(setting, 1 if copies > 1 else SIZE_GROUPS)
     if setting.batching == "shuffle":
         uses = [math.ceil(steps / math.ceil(size / setting.batch)) for size, steps in groups]
-        yield [replace(base, steps=count) for count in uses], ACCOUNTANTS
+        yield [replace(base, steps=count) for count in uses]
         return
     hidden = tap != "example" and setting.batching == "poisson"
     rates = [(min(1.0, setting.batch / size), steps) for size, steps in groups]
-    yield [replace(base, steps=steps, rate=rate, hidden=hidden) for rate, steps in rates], ACCOUNTANTS
+    yield [replace(base, steps=steps, rate=rate, hidden=hidden) for rate, steps in rates]
     if base.replace and setting.batching == "without-replacement" and tap != "example":
-        yield [replace(base, steps=s, subset=(n, min(n, setting.batch))) for n, s in groups], ACCOUNTANTS
+        yield [replace(base, steps=s, subset=(n, min(n, setting.batch))) for n, s in groups]
 
 
 def _of_clients(release: Release, setting: Setting, levels: Levels) -> Iterator[Account]:
@@ -155,7 +151,6 @@ def _amplified(account: Account, seen: Round, setting: Setting, levels: Levels) 
     if setting.sampling != "poisson" and setting.max_weight != setting.min_weight:
         return
     once = replace(seen, counts=accountants.ALWAYS, fails=0.0, together=False)
-    known_by: tuple[str, ...] = ACCOUNTANTS
     if setting.sampling == "poisson":
         how = "by Poisson coins"
         once = replace(once, rate=setting.per_round / setting.clients, hidden=True)
@@ -169,7 +164,7 @@ def _amplified(account: Account, seen: Round, setting: Setting, levels: Levels) 
         *((_FROM_CLIENT,) if account.unit != "client" else ()),
     )
     over = (_over_rounds(once, account.release, setting, levels, False),)
-    yield replace(account, rule="amplified", assumptions=unknown, rounds=over, known_by=known_by)
+    yield replace(account, rule="amplified", assumptions=unknown, rounds=over)
 
 
 def _over_rounds(
@@ -271,7 +266,7 @@ def realised(
             swap = adjacency == "replace" or unit != "client"  # one record may change its client's update in any way
             found.append(Round(((1.0, z),), law=release.law, replace=swap))
         elif unit != "client":
-            (one, *_), _ = next(_steps(setting, "server", adjacency, 1))
+            one, *_ = next(_steps(setting, "server", adjacency, 1))
             found.append(replace(one, noise=((1.0, z),), law=release.law))
     if not found:
         return None, why_none("server", unit, [r for r, _ in sent], False)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from fedveil.accounting import published, seeded
-from fedveil.accounting.accountants import Round
+from fedveil.accounting.accountants import Round, accountant_named
 from fedveil.accounting.accounts import ACCOUNTANTS, Account, accounts_of, realised, realised_epsilon, why_none
 from fedveil.accounting.transcript import Transcript
 from fedveil.core.events import Release
@@ -193,7 +193,7 @@ def _smaller(best: Row | None, account: Account, transcript: Transcript, delta: 
         unit=account.unit,
         accountant=accountant,
         rule=account.rule,
-        certified=not release.every_round,
+        certified=accountant_named(accountant).certifies and not release.every_round,
         adjacency=account.adjacency,
         epsilon=epsilon,
         delta=delta,

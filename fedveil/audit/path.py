@@ -247,9 +247,8 @@ class CanaryPath(Path):
 def _placed(like: Simulator, task: Task, dataset: Dataset, seed: int) -> Placed:
     """A simulator of the same federation, with batches cut the way the user's are."""
     law = replace(like.law, local_steps=task.setting.local_steps, local_epochs=None)
-    made = Placed(
-        task, _RULE, dataset, like.partition, law, like.schedule, draws=keys.Draws(seed), seed=seed, chunk=like.chunk
-    )
+    draws = keys.Draws(seed)
+    made = Placed(task, _RULE, dataset, like.partition, law, like.schedule, draws=draws, seed=seed, chunk=like.chunk)
     made.cut = None
     if like.cut is not None:
         largest = int(like.partition.max_length)

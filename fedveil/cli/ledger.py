@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from fedveil.accounting.accountants import accountant_names
 from fedveil.accounting.accounts import ACCOUNTANTS
 from fedveil.accounting.ledger import Row
 from fedveil.accounting.published import RULES
@@ -22,8 +23,8 @@ def run_ledger(
 ) -> None:
     """Rows for a config, or for the rounds that a run has behind it."""
     _check_delta(delta)
-    if accountant is not None and accountant not in ("paper", *ACCOUNTANTS):
-        raise unknown_name("--accountant", accountant, ("paper", *ACCOUNTANTS))
+    if accountant is not None and accountant not in accountant_names():
+        raise unknown_name("--accountant", accountant, accountant_names())
     asked = _rounds(rounds)
     from fedveil.accounting import ledger
 
@@ -39,17 +40,16 @@ def run_ledger(
 
 
 def _print(rounds: int, rows: list[Row]) -> None:
-    """A line per tap and unit, then what the papers claim, then the conditions. Rényi rows are left to `--json`."""
+    """A line per tap and unit, then what the papers claim, then the conditions. All other rows are left to `--json`."""
     lines, notes = [], []
     for tap in ACCOUNTED_TAPS:
         before: tuple[object, ...] = ()
         for unit in UNITS:
             here = [r for r in rows if (r.tap, r.unit) == (tap, unit) and r.rule not in PUBLISHED]
-            here = [r for r in here if r.accountant == "pld"] or here
             if not here:
                 continue
-            plain = next((r for r in here if r.adjacency != "replace" and r.epsilon is not None), None)
-            swapped = next((r for r in here if r.adjacency == "replace" and r.epsilon is not None), None)
+            plain = _best([r for r in here if r.adjacency != "replace"])
+            swapped = _best([r for r in here if r.adjacency == "replace"])
             shown = plain or swapped or here[0]
             values = (_epsilon(plain), shown.adjacency if plain else "", _epsilon(swapped), _sure(shown), shown.reason)
             same_as_before = values == before and shown.epsilon is not None
@@ -67,6 +67,12 @@ def _print(rounds: int, rows: list[Row]) -> None:
         show.print_table("as published, not certified", columns, told)
     if notes:
         show.note("certified rows assume: " + "; ".join(notes) + ".")
+
+
+def _best(rows: list[Row]) -> Row | None:
+    """The smallest certified ε, of whichever accountant; else the smallest there is."""
+    known = [(not row.certified, row.epsilon, place) for place, row in enumerate(rows) if row.epsilon is not None]
+    return rows[min(known)[2]] if known else None
 
 
 def _epsilon(row: Row | None) -> str:
