@@ -22,6 +22,7 @@ from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.taps import ACCOUNTED_TAPS
 
 CLAIMS = (*RULES, "joint", "as-published")
+SERVER_ONLY = ("train_loss", "update_norm")  # carry no noise, see the assumptions of certified rows
 POINTS = 8  # rounds at which the account is drawn
 
 
@@ -113,7 +114,15 @@ def _read(path: Path) -> Run:
     rounds = max(len(metrics), _checkpoint(path, problems))
     ledger, over = _accounts(path, info, rounds, problems)
     attacks, unread = read_all(path)
-    return Run(path, "", config, toml, info, metrics, rounds, ledger, over, attacks, [*problems, *unread])
+    shown = _publishable(metrics, ledger)
+    return Run(path, "", config, toml, info, shown, rounds, ledger, over, attacks, [*problems, *unread])
+
+
+def _publishable(metrics: list[dict[str, Any]], ledger: Sequence[Row]) -> list[dict[str, Any]]:
+    """The metrics that a certificate covers: those measured on clients' data without noise stay with the server."""
+    if not any(row.certified for row in ledger):
+        return metrics
+    return [{key: value for key, value in row.items() if key not in SERVER_ONLY} for row in metrics]
 
 
 def _info(path: Path, problems: list[str]) -> dict[str, Any]:
