@@ -33,7 +33,6 @@ from fedveil.data.catalog import DATASETS
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.split import SPLITS
 from fedveil.defenses.catalog import make_all, resolved
-from fedveil.defenses.squeeze import Squeeze
 from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS
 
 SAMPLINGS = ("auto", "fixed", "poisson", "with-replacement")
@@ -473,7 +472,7 @@ def _resolve_train(config: Config) -> TrainConfig:
         takes = "needs a defence with a privacy account: without one no budget can be kept, so leave it out"
         raise ConfigError("train.budget", train.budget.model_dump(), takes)
     rounds = train.rounds or info.rounds
-    squeezed = next((d.steps for d in defenses if isinstance(d, Squeeze)), None)
+    squeezed = next((d.fixed_local_steps for d in defenses if d.fixed_local_steps), None)
     if squeezed and train.local_epochs:
         takes = f"squeeze shares after {squeezed} local steps: leave out train.local_epochs"
         raise ConfigError("train.local_epochs", train.local_epochs, takes)

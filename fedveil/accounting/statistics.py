@@ -1,16 +1,20 @@
-"""Lower bounds on ε from an attacker's right and wrong guesses, each with its own proof of confidence.
+"""The audit's statistics: lower bounds on ε from an adversary's right and wrong guesses, and tests of the noise itself.
 
-Two ways to be wrong with probability at most `alpha`, and never more:
+Each is wrong with probability at most `alpha`, by a proof of its own:
 
 - `one_run_*`: one run, many canaries, each put in by its own fair coin (Steinke, Nasr, Jagielski 2023, Theorem 5.2). The
   guesses depend on each other through the run, so a binomial interval for their rate would be false. What holds is a bound
   on the tail of the number of right guesses under any (ε, δ)-private mechanism.
+- `f_dp_*`: the same run and guesses against a whole trade-off curve (Mahloujifar, Melis, Chaudhuri 2024), here that of
+  μ-GDP. It has no δ to pay for, so it refutes more than the (ε, δ) bound does.
 - `trials_*`: many independent runs with and without one canary. Error rates get Clopper–Pearson bounds, and
   (ε, δ) privacy bounds one error rate by the other.
+- `scale_*`, `correlation_*`: noise that was realised, against its declared size and its declared independence.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,17 +82,141 @@ def one_run(scores: np.ndarray, included: np.ndarray, delta: float, alpha: float
     The attacker guesses "in" above the mean score and "out" below, on the canaries farthest from the mean; how many
     guesses it ventures is fixed before (`SHARES`).
     """
-    canaries = len(scores)
+    found = []
+    for guesses, correct in _guesses(scores, included):
+        epsilon = one_run_epsilon(len(scores), guesses, correct, delta, alpha / len(SHARES))
+        found.append(OneRun(epsilon, guesses, correct))
+    return max(found, key=lambda one: one.epsilon)
+
+
+def _guesses(scores: np.ndarray, included: np.ndarray) -> list[tuple[int, int]]:
+    """How many guesses were ventured and how many were right, for each of `SHARES`."""
     away = scores - scores.mean()
     farthest = np.argsort(-np.abs(away), kind="stable")
     right = ((away > 0) == included)[farthest]
+    counts = [max(1, round(share * len(scores))) for share in SHARES]
+    return [(guesses, int(right[:guesses].sum())) for guesses in counts]
+
+
+# --- one run against a trade-off curve
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one run showed against Gaussian trade-off curves: all μ up to this one are refuted."""
+
+    mu: float
+    p_value: float | None  # of the claimed μ
+    guesses: int
+    correct: int
+
+
+def f_dp(scores: np.ndarray, included: np.ndarray, claim: float | None, alpha: float) -> Curve:
+    """The bound on μ of one run, by the same guesses as `one_run`, and the p-value of a claimed μ."""
     found = []
-    for share in SHARES:
-        guesses = max(1, round(share * canaries))
-        correct = int(right[:guesses].sum())
-        epsilon = one_run_epsilon(canaries, guesses, correct, delta, alpha / len(SHARES))
-        found.append(OneRun(epsilon, guesses, correct))
-    return max(found, key=lambda one: one.epsilon)
+    for guesses, correct in _guesses(scores, included):
+        share = alpha / len(SHARES)
+        mu = f_dp_mu(len(scores), guesses, correct, share)
+        p_value = f_dp_p_value(len(scores), guesses, correct, claim) * len(SHARES) if claim is not None else None
+        found.append(Curve(mu, p_value, guesses, correct))
+    return max(found, key=lambda one: one.mu)
+
+
+def f_dp_refuted(canaries: int, guesses: int, correct: int, mu: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    """Whether a μ-GDP mechanism gives `correct` or more right guesses of `guesses` with probability below `alpha`.
+
+    With q_i the probability of i right guesses, r = Σ_{i≥t} i·q_i/m and h = Σ_{i≥t} (c−i)·q_i/m: taking one right guess's
+    coin back makes it a wrong one, so f-DP gives r_t ≤ 1 − f(h_{t−1}). If Σ_{i≥v} q_i were alpha, the least that the other
+    q_i can be follows from v down; if they add up to more than 1, it was not. μ-GDP has 1 − f(x) = Φ(Φ⁻¹(x) + μ).
+    """
+    mu, alpha = np.broadcast_arrays(np.asarray(mu, float), np.asarray(alpha, float))
+    right = alpha * correct / canaries
+    wrong = alpha * (guesses - correct) / canaries
+    for i in range(correct - 1, -1, -1):
+        least = np.maximum(special.ndtr(special.ndtri(np.minimum(right, 1.0)) - mu), wrong)
+        right = right + i / (guesses - i) * (least - wrong)
+        wrong = least
+    return right + wrong >= guesses / canaries
+
+
+def f_dp_p_value(canaries: int, guesses: int, correct: int, mu: float) -> float:
+    """At most how likely so many right guesses are under a μ-GDP mechanism; on a grid, rounded up."""
+    grid = np.append(np.logspace(-12.0, 0.0, 241)[:-1], 1.0)
+    refuted = f_dp_refuted(canaries, guesses, correct, np.asarray(mu), grid)
+    return float(grid[int(np.argmax(refuted))]) if refuted.any() else 1.0
+
+
+def f_dp_mu(canaries: int, guesses: int, correct: int, alpha: float) -> float:
+    """The largest μ on a grid that is refuted, all smaller ones with it: a lower bound on μ; 0 where none is."""
+    if not correct:
+        return 0.0
+    grid = np.linspace(0.0, 10.0, 1001)
+    refuted = f_dp_refuted(canaries, guesses, correct, grid, np.asarray(alpha))
+    return float(grid[int(np.argmin(refuted)) - 1]) if refuted[0] and not refuted.all() else float(10.0 * refuted.all())
+
+
+# --- realised noise
+
+
+def noise_upper(total: np.ndarray, count: np.ndarray, law: str, alpha: float) -> np.ndarray:
+    """Upper bounds on noise scales: σ from sums of squares (Gaussian), b from sums of absolute values (Laplace).
+
+    Each is too small with probability at most `alpha`: Σx²/σ² is χ² with `count` degrees, Σ|x|/b is Gamma(count).
+    """
+    if law == "laplace":
+        return total / special.gammaincinv(count, alpha)
+    return np.sqrt(total / (2.0 * special.gammaincinv(count / 2.0, alpha)))
+
+
+def loss_ratio(sizes: np.ndarray, scales: np.ndarray, law: str, multiplier: float) -> float:
+    """Contribution over noise, in units of what z allows: above 1 the noise is too small for the contribution.
+
+    `sizes` [groups]: L2 norms (Gaussian) or L1 norms (Laplace) of the contribution in groups with these noise scales.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        each = np.where(sizes > 0, sizes / scales, 0.0)
+    return float(multiplier * (each.sum() if law == "laplace" else np.sqrt(np.square(each).sum())))
+
+
+def scale_p_value(sizes: np.ndarray, total: np.ndarray, count: np.ndarray, law: str, multiplier: float) -> float:
+    """How likely noise as small as this is at most, if the declared z holds for contributions `sizes` [units, groups].
+
+    At level α every group's noise has an upper bound at α/groups; if even those are too small for a unit, z is refuted.
+    """
+    present = count > 0
+
+    def refuted(alpha: float) -> bool:
+        upper = noise_upper(total[present], count[present], law, alpha / present.sum())
+        return any(loss_ratio(one[present], upper, law, multiplier) > 1.0 for one in sizes)
+
+    exponents = np.arange(0.0, -301.0, -1.0)
+    if not refuted(10.0 ** exponents[-1]):
+        low, high = 0, len(exponents) - 1  # refuted at low at most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if refuted(10.0 ** exponents[middle]) else (low, middle)
+        return float(10.0 ** exponents[low])
+    return float(10.0 ** exponents[-1])
+
+
+def correlation(one: np.ndarray, other: np.ndarray) -> float:
+    """The correlation of two draws whose mean is known to be zero."""
+    scale = math.sqrt(float(np.square(one).sum() * np.square(other).sum()))
+    return float((one * other).sum()) / scale if scale else 0.0
+
+
+def correlation_p_value(one: np.ndarray, other: np.ndarray, law: str) -> float:
+    """How likely two independent draws are as much alike, or as opposite.
+
+    Gaussian: t with n − 1 degrees. Others: the number of equal signs, which is binomial for every symmetric distribution.
+    """
+    if law == "gaussian":
+        r = min(1.0, abs(correlation(one, other)))
+        degrees = one.size - 1
+        return float(special.betainc(degrees / 2.0, 0.5, 1.0 - r * r)) if degrees else 1.0
+    signs = np.sign(one) * np.sign(other)
+    trials, more = int((signs != 0).sum()), int(max((signs > 0).sum(), (signs < 0).sum()))
+    return min(1.0, 2.0 * float(special.bdtrc(more - 1, trials, 0.5))) if trials else 1.0
 
 
 # --- independent trials

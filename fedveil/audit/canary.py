@@ -1,50 +1,73 @@
-"""Canaries: a model whose example gradients an attacker chooses, so that the round's code is attacked at its worst case.
+"""Canaries: a model whose example gradients the adversary chooses, with every kind of layer that the audited model has.
 
-The gradient of a canary is a matrix with one row other than zero, in every layer, far longer than any clip bound: after a
-sound clip it has the bound's length in each clip group, so that all groups together reach the sensitivity √M·C. It does
-not depend on the parameters, so a canary shows itself in full in every step of every round.
+A record of the canary model is [gain of each layer, input norm a, direction d]. All layers see the input a·d, and the loss
+pushes layer i by gain i alone. So the gradient of a record is known exactly, in norm, direction and split between weights
+and bias (or between scale and shift of a normalisation), and it does not depend on the parameters. A record of zeros has
+no gradient.
 
-The layers go through the same `linear` as those of a real model: where the model of the config is clipped in one fused
-backward pass so are canaries, its convolutions over several positions; where it is not, canaries are not.
+The layers go through the same `linear` and `affine` as those of a real model: where the model of the config is clipped in
+one fused backward pass so are canaries; where it is not, canaries are not.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedveil.models.layers import Array, Context, Conv, Dense, Params, Shape
+from fedveil.models.layers import Array, Context, Conv, Dense, GroupNorm, Layer, Params, Residual, Shape
 from fedveil.models.net import Model, Net
 from fedveil.rounds.client import can_fuse
 
-Tree = Any
 LABEL = 0  # of every canary
 OUTPUTS = 2
-# With logits that are always zero the loss pushes by (p − 1, p) = (−½, ½): a canary's gradient is 1/√2 of its input.
+# With logits that are always zero the loss pushes by (p − 1, p) = (−½, ½).
 _PUSH = 1.0 / math.sqrt(2.0)
+FEW_BIAS = 30.0  # input norm of a canary with hardly any bias in its gradient
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a layer computes, and whether it has a bias (a normalisation always has its shift)."""
+
+    name: str  # dense, conv, norm
+    bias: bool
 
 
 @dataclass(frozen=True)
 class Canaries(Dense):
-    """Layers side by side on one input [records, width], each with weights [width, 2]; its logits are always zero."""
+    """Layers side by side on one input [records, M + 1 + width]; the logits are always zero."""
 
-    convolutions: tuple[bool, ...] = ()
+    kinds: tuple[Kind, ...] = ()
+    width: int = 1
 
     def init(self, key: Array, shape: Shape) -> Params:
-        (width,) = shape
-        return {f"layer{place}": {"w": jnp.zeros((width, OUTPUTS))} for place in range(len(self.convolutions))}
+        return {f"layer{place}": self._zeros(kind) for place, kind in enumerate(self.kinds)}
+
+    def _zeros(self, kind: Kind) -> dict[str, Array]:
+        if kind.name == "norm":
+            return {"scale": jnp.zeros(self.width), "shift": jnp.zeros(self.width)}
+        weights = {"w": jnp.zeros((self.width, OUTPUTS))}
+        return {**weights, "b": jnp.zeros(OUTPUTS)} if kind.bias else weights
 
     def apply(self, params: Params, x: Array, context: Context) -> Array:
+        layers = len(self.kinds)
+        direction = x[:, layers + 1 :]
+        seen = x[:, layers, None] * direction
         logits = jnp.zeros((x.shape[0], OUTPUTS), x.dtype)
-        for (name, own), convolution in zip(params.items(), self.convolutions, strict=True):
-            if convolution:  # two positions that each see half of the input
-                logits += context.linear(name, own, jnp.stack([x / 2.0, x / 2.0], axis=1)).sum(axis=1)
+        for place, ((name, own), kind) in enumerate(zip(params.items(), self.kinds, strict=True)):
+            if kind.name == "conv":  # two positions that see the same
+                out = context.linear(name, own, jnp.stack([seen, seen], axis=1)).mean(axis=1)
+            elif kind.name == "norm":
+                along = (context.affine(name, own, seen[:, None, None, :])[:, 0, 0] * direction).sum(axis=1) * _PUSH
+                out = jnp.stack([-along, along], axis=1)
             else:
-                logits += context.linear(name, own, x)
+                out = context.linear(name, own, seen)
+            logits += x[:, place, None] * out
         return logits - jax.lax.stop_gradient(logits)
 
 
@@ -61,22 +84,70 @@ class Opaque:
         return self.net.apply(params, x)
 
 
-def canary_model(like: Model, layers: int, width: int) -> Model:
-    """A model of `width` orthogonal canaries with as many layers as the real one, clipped the way the real one is."""
-    fused = can_fuse(like)
-    kinds = [isinstance(layer, Conv) for layer in like.layers if layer.name] if isinstance(like, Net) and fused else []
-    convolutions = tuple(kinds) if len(kinds) == layers else (False,) * layers
-    net = Net((Canaries("canary", OUTPUTS, False, convolutions),), (width,))
-    return net if fused else Opaque(net)
+def kinds_of(like: Model, layers: int) -> tuple[Kind, ...]:
+    """The kinds of a model's layers; of a model that is not ours, dense layers with a bias."""
+    found = tuple(_kinds(like.layers)) if isinstance(like, Net) else ()
+    return found if len(found) == layers else (Kind("dense", True),) * layers
 
 
-def canary_input(norm: float) -> float:
-    """The one entry of a canary's input that makes its gradient `norm` long in every layer."""
-    return norm / _PUSH
+def _kinds(layers: Sequence[Layer]) -> Iterator[Kind]:
+    for layer in layers:
+        if isinstance(layer, Residual):
+            yield from _kinds(layer.body)
+        elif isinstance(layer, Conv):
+            yield Kind("conv", layer.bias)
+        elif isinstance(layer, GroupNorm):
+            yield Kind("norm", True)
+        elif isinstance(layer, Dense):
+            yield Kind("dense", layer.bias)
 
 
-def projections(tree: Tree) -> Array:
-    """A gradient, or a sum of gradients, projected on the direction of each canary: [..., width]."""
-    layers = list(tree.values())
-    along = sum(layer["w"][..., 1] - layer["w"][..., 0] for layer in layers)
-    return along * _PUSH / math.sqrt(len(layers))
+def canary_model(like: Model, layers: int, width: int) -> tuple[Model, tuple[Kind, ...]]:
+    """A model of `width` orthogonal directions with the layers of the real one, clipped the way the real one is."""
+    kinds = kinds_of(like, layers)
+    net = Net((Canaries("canary", OUTPUTS, False, kinds, width),), (layers + 1 + width,))
+    return (net if can_fuse(like) else Opaque(net)), kinds
+
+
+# --- records
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A canary's gradient: which layers, which share of its norm is bias, which direction."""
+
+    name: str
+    layers: tuple[int, ...]
+    input_norm: float = 1.0  # a: 0 leaves the bias alone, a large one hardly any bias
+    direction: int = 0  # −1: along all directions at once
+
+    def record(self, kinds: Sequence[Kind], width: int, norm: float) -> np.ndarray:
+        """[M + 1 + width]: its gradient is `norm` long in each of its layers."""
+        made = np.zeros(len(kinds) + 1 + width)
+        for place in self.layers:
+            size = math.sqrt(self.input_norm**2 + kinds[place].bias)
+            made[place] = norm / (size * _PUSH) if size else 0.0
+        made[len(kinds)] = self.input_norm
+        made[len(kinds) + 1 :] = 1.0 / math.sqrt(width) if self.direction < 0 else np.eye(width)[self.direction]
+        return made
+
+
+def canaries_for(kinds: Sequence[Kind]) -> list[Canary]:
+    """All layers together, with and without bias, along one and along all directions; and a layer of each kind alone."""
+    every = tuple(range(len(kinds)))
+    found = [Canary("all layers", every), Canary("all layers, all directions", every, direction=-1)]
+    if any(kind.bias for kind in kinds):
+        biased = tuple(place for place in every if kinds[place].bias)
+        found += [Canary("biases and shifts", biased, 0.0), Canary("weights and scales", every, FEW_BIAS)]
+    for kind in dict.fromkeys(kinds):
+        place = kinds.index(kind)
+        found.append(Canary(f"layer {place} ({kind.name})", (place,)))
+    return found
+
+
+def projections(leaves: dict[str, np.ndarray], layer: int, kind: Kind) -> np.ndarray:
+    """[width] one layer's part of a message along the gradient of each direction, of canaries with hardly any bias."""
+    name = f"layer{layer}"
+    if kind.name == "norm":
+        return leaves[f"{name}/scale"]
+    return (leaves[f"{name}/w"][:, 1] - leaves[f"{name}/w"][:, 0]) * _PUSH

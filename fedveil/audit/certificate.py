@@ -1,6 +1,6 @@
 """What the defences certify of exactly the mechanism that is attacked: read from their declarations, accounted by PLD.
 
-An attacked unit takes part in every release (q = 1), so no sampling amplifies: the certificate is that of so many Gaussian
+An attacked unit takes part in every release (q = 1), so no sampling amplifies: the certificate is that of some Gaussian
 mechanisms, one after another. What a whole training costs, with its sampling, is in the ledger.
 """
 
@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
-from fedveil.accounting import accountants
+from fedveil.accounting import accountants, ledger, transcript
 from fedveil.accounting.accountants import Round
-from fedveil.audit.stage import Stage, shows_sums
+from fedveil.accounting.seeded import as_planned
 from fedveil.core.events import Release
 from fedveil.core.setting import Setting
 from fedveil.core.taps import CHAIN
 from fedveil.defenses.base import Defense
-from fedveil.rounds.client import Task
 
 
 @dataclass(frozen=True)
@@ -45,33 +45,56 @@ def declared(defenses: Sequence[Defense], setting: Setting, tap: str, unit: str)
     return max(found, key=lambda one: (one[0].covered, one[0].multiplier / one[1])) if found else None
 
 
-def certificate(defenses: Sequence[Defense], played: Stage, delta: float) -> Certificate:
+@dataclass(frozen=True)
+class Attacked:
+    """What is attacked: the releases of some rounds and steps at one tap, and the weights of the clients in its sums."""
+
+    tap: str
+    unit: str
+    rounds: int = 1
+    steps: int = 1
+    weights: tuple[float, ...] = ()  # of the clients whose sum the tap shows; empty where it shows clients apart
+
+
+def certificate(defenses: Sequence[Defense], setting: Setting, attacked: Attacked, delta: float) -> Certificate:
     """ε of what is attacked, or why there is none."""
-    setting, unit, rounds = played.task.setting, played.layout.unit, played.rounds
-    found = declared(defenses, setting, played.tap, unit)
+    rounds = attacked.rounds
+    found = declared(defenses, setting, attacked.tap, attacked.unit)
     if found is None:
         return Certificate(None, None, None, rounds, "nothing is certified for this unit at this tap")
     release, size = found
-    each = setting.local_steps if release.uses == "step" else 1
+    each = attacked.steps if release.uses == "step" else 1
     nothing = Certificate(None, None, None, rounds * each, "")
-    if not release.covered:
-        return replace(nothing, reason=f"not certified: {release.reason}")
-    if len(defenses) > 1:
-        return replace(nothing, reason="not compared: several defences together, for which see the ledger")
-    if release.law != "gaussian" or release.multiplier <= 0.0:
-        return replace(nothing, reason=f"not compared: {release.law} noise, z = {release.multiplier:.4g}")
-    if release.adds_up and played.summed:  # every client's noise is in the sum
-        weights = played.weights()
+    why_not = _why_not(defenses, setting, attacked, release, delta)
+    if why_not:
+        return replace(nothing, reason=why_not)
+    if release.adds_up and attacked.weights:  # every client's noise is in the sum
+        weights = np.asarray(attacked.weights)
         size /= math.sqrt(np.square(weights).sum()) / weights.max()
     declared_z = (*release.by_round, *[release.multiplier] * rounds)[:rounds]
     by_round = [z / size for z in declared_z]
     together = 1.0 / math.sqrt(sum(each / z**2 for z in by_round))
     reason = f"{rounds * each} × Gaussian, z = {min(by_round):.4g}, the unit in each"
-    if release.unit != unit:
+    if release.unit != attacked.unit:
         reason += "; from the client's account, whose contribution one record may turn into any other"
     return Certificate(gaussian_epsilon(together, delta), min(by_round), together, rounds * each, reason)
 
 
+def _why_not(defenses: Sequence[Defense], setting: Setting, attacked: Attacked, release: Release, delta: float) -> str:
+    """Why nothing is compared; empty where a certificate is."""
+    if not release.covered:
+        return f"not certified: {release.reason}"
+    if len(defenses) > 1:
+        planned = transcript.planned(defenses, as_planned(setting), setting.rounds)
+        row = ledger.certified(planned, attacked.tap, attacked.unit, delta)
+        if row.epsilon is None or not row.certified:
+            return f"the ledger certifies nothing for these defences together: {row.reason}"
+    if release.law != "gaussian" or release.multiplier <= 0.0:
+        return f"not compared: {release.law} noise, z = {release.multiplier:.4g}"
+    return ""
+
+
+@lru_cache(maxsize=256)
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
     """ε of a Gaussian mechanism, by the ledger's own accountant."""
     found = accountants.epsilon(((Round(((1.0, multiplier),)), 1),), delta, "pld")
@@ -87,8 +110,13 @@ def taps_to_audit(defenses: Sequence[Defense], setting: Setting, unit: str) -> l
     return [tap for tap in CHAIN if tap in own]
 
 
-def cohort(task: Task, tap: str, unit: str) -> int:
+def shows_sums(tap: str, setting: Setting) -> bool:
+    """Whether a tap shows clients only in sum."""
+    return tap in ("broadcast", "release") or (tap == "server" and setting.secure_aggregation)
+
+
+def cohort(defenses: Sequence[Defense], setting: Setting, tap: str, unit: str) -> int:
     """How many clients a canary has to meet: all of a round in a sum, unless the server's noise covers it without them."""
-    found = declared(task.defenses, task.setting, tap, unit)
-    alone = not shows_sums(tap, task.setting) or (found is not None and found[0].stage == "aggregate")
-    return 1 if alone else task.setting.per_round
+    found = declared(defenses, setting, tap, unit)
+    alone = not shows_sums(tap, setting) or (found is not None and found[0].on_sum)
+    return 1 if alone else setting.per_round

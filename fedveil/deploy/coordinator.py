@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil.accounting import ledger
+from fedveil.accounting import ledger, transcript
+from fedveil.accounting.transcript import Executed
 from fedveil.assemble import Federation, prepare
 from fedveil.config import Config, resolve, to_toml
 from fedveil.core import keys
@@ -76,14 +77,9 @@ def check_deployable(config: Config, *, test: bool = False) -> None:
         )
         raise ConfigError("train.secure_aggregation", True, takes)
     for defense in make_all(config.defense):
-        if getattr(defense, "placement", None) == "cohort":
-            takes = (
-                "is noise for a sum that nobody sees in parts, which takes secure aggregation, and deployment has none "
-                "(docs/deployment.md): use 'example' or 'batch'"
-            )
-            raise ConfigError("defense.placement", "cohort", takes)
-        if getattr(defense, "public_only", False):
-            raise ConfigError("defense.public_only", True, "asks no node for anything: run it with 'fedveil train'")
+        refusal = defense.refuses_deployment()
+        if refusal is not None:
+            raise ConfigError(f"defense.{refusal.key}", refusal.value, refusal.takes)
 
 
 @dataclass(frozen=True)
@@ -167,6 +163,9 @@ class _Run:
         self._collect = jax.jit(partial(server.collect, self.simulator.rule))
         self._advance = jax.jit(partial(server.advance, task, self.simulator.rule))
         self.history: list[Row] = []
+        header = transcript.start(task.defenses, task.setting)
+        self.recorder = transcript.Recorder(header, folder.path / transcript.FILE)
+        self.stopped = ""
 
     # --- who is there
 
@@ -221,7 +220,7 @@ class _Run:
         scores = None
         every = self.config.train.eval_every
         assert every is not None
-        while done < self.federation.rounds:
+        while done < self.federation.rounds and self._affordable(done):
             state, row = self._round(state, done)
             done += 1
             if self.evaluates and (done % every == 0 or done == self.federation.rounds):
@@ -250,6 +249,7 @@ class _Run:
             if not self.folder.config.exists():
                 write_text(self.folder.config, self.text)
             self.record.save(self.folder)
+            self.recorder.begin()
             restored = self.folder.restore(state)
             if restored is not None:
                 state, done, self.earlier = simulator.adopt(restored.state), restored.round, restored.seconds
@@ -260,6 +260,27 @@ class _Run:
             self.folder.write_info(status="running", rounds_done=done, deployed=terms, **environment())
         return state, done
 
+    def _executed(self, number: int) -> Executed:
+        """The next attempt at a round, as it will be asked for. Every attempt has fresh noise, and counts."""
+        task, attempt = self.simulator.task, sum(1 for asked, _ in self.recorder.rounds if asked == number)
+        lr, asked = self.simulator.schedule.at(number), task.setting.per_round
+        return transcript.executed(task.defenses, task.setting, number, lr, asked, 0, attempt)
+
+    def _affordable(self, number: int) -> bool:
+        """Whether the budget allows one more attempt, after all that were made."""
+        budget = self.config.train.budget
+        if budget is None:
+            return True
+        after = self.recorder.transcript().plus(self._executed(number))
+        row = ledger.certified(after, budget.tap, budget.unit, budget.delta)
+        if row.epsilon is not None and row.epsilon <= budget.epsilon:
+            return True
+        self.stopped = (
+            f"budget: round {number + 1} would exceed ε = {budget.epsilon:g} at δ = {budget.delta:g}, tap {budget.tap}, "
+            f"unit {budget.unit}, after {self.record.asked} rounds that were asked for"
+        )
+        return False
+
     def _round(self, state: ServerState, number: int) -> tuple[ServerState, Row]:
         simulator, began = self.simulator, time.monotonic()
         cohort = simulator.cohort(state, number)
@@ -267,15 +288,22 @@ class _Run:
         round_key = simulator.round_key(number) if self.terms.test else secure.fresh_key()
         asked = self._requests(state, number, cohort, round_key, lr)
         self.record.asked += 1
+        entry = replace(self._executed(number), asked=len(cohort.clients))
         with self.folder.writing():
+            self.recorder.append(entry)
+            self.recorder.sync()
             self.record.save(self.folder)
         answers = self.exchange.ask({self.nodes[c]: ask for c, ask in asked.items()}, self.terms.timeout)
         taken, refused = self._taken(state, number, cohort, answers)
-        self.record.lost += len(cohort.clients) - len(taken)
+        lost = len(cohort.clients) - len(taken)
+        self.record.lost += lost
         if len(taken) < math.ceil(self.terms.quorum * len(cohort.clients)):
+            self.recorder.outcome(number, entry.attempt, dropped=0, lost=lost)
             raise self._too_few(number, len(cohort.clients), len(taken), refused)
         state, report = self._step(state, number, cohort, taken, round_key, lr)
-        row: Row = {**report.row(), "lr": float(lr), "refused": refused, "seconds": time.monotonic() - began}
+        told = report.row()
+        self.recorder.outcome(number, entry.attempt, dropped=int(told["not_finite"]), lost=lost)
+        row: Row = {**told, "lr": float(lr), "refused": refused, "seconds": time.monotonic() - began}
         row["train_loss"] = row["train_loss"] if "loss" in state.clients else None
         return state, row
 
@@ -363,13 +391,8 @@ class _Run:
         return self.earlier + time.monotonic() - self.started
 
     def _finish(self, scores: tuple[float, float] | None, rounds: int) -> dict[str, Any]:
-        task = self.simulator.task
         self.record.save(self.folder)
-        # A node that is lost takes its noise with it, so that sums are not counted on.
-        lost = self.record.lost > 0 or any(row["not_finite"] for row in self.history)
-        rows = ledger.rows(
-            task.defenses, task.setting, self.record.asked, lost_noise=lost, accountants=("paper", "pld")
-        )
+        rows = ledger.rows(self.recorder.transcript(), accountants=("paper", "pld"))
         result = {
             "accuracy": scores[0] if scores else None,
             "split": self.federation.dataset.held_out_name if scores else None,
@@ -378,7 +401,7 @@ class _Run:
             "rounds_asked": self.record.asked,
             "seconds": self._seconds(),
             "run": str(self.folder.path),
-            "stopped": self.federation.stops or None,
+            "stopped": self.stopped or self.federation.stops or None,
             "clients_lost": self.record.lost,
             "nodes": len(self.record.members.sizes),
             "test": self.terms.test,

@@ -39,7 +39,7 @@ def measure(document: dict[str, Any]) -> dict[str, Any]:
     seed = document["train"].get("seed", 0)
     result = train({**document, "train": {**document["train"], "noise_seed": seed}})
     made = plan(from_dict(document))
-    account = ledger.rows(made.defenses, made.setting, result.rounds, accountants=("paper", "pld"))
+    account = ledger.rows(made.transcript(result.rounds), accountants=("paper", "pld"))
     rows = [row.as_dict() for row in account if row.certified]
     return {
         "document": document,

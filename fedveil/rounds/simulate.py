@@ -25,6 +25,7 @@ from fedveil import compiler, kept
 from fedveil.core import keys
 from fedveil.core.errors import RunError
 from fedveil.core.hardware import cores
+from fedveil.core.setting import learning_rate
 from fedveil.core.taps import TAPS
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
@@ -48,9 +49,7 @@ class Schedule:
     rounds: int
 
     def at(self, round_: int) -> float:
-        if self.rounds <= 1:
-            return self.lr
-        return self.lr + (self.lr_end - self.lr) * min(1.0, round_ / (self.rounds - 1))
+        return float(learning_rate(self.lr, self.lr_end, self.rounds, round_))
 
 
 @dataclass(frozen=True)

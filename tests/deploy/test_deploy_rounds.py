@@ -76,7 +76,7 @@ def test_a_node_writes_its_account_before_it_computes_and_draws_fresh_noise(
     assert all(reply.refused == "" and np.isnan(reply.loss) for reply, _ in sent)
     assert sent[0][1] != sent[1][1]  # the same question again gets other noise, and counts again
     assert len(NodeLedger(home).entries()) == 2
-    found = NodeLedger(home).entries()[0].example
+    found = NodeLedger(home).entries()[0].use("example", "zero-out")
     assert found is not None and found.steps == 2 and found.hidden and found.rate == pytest.approx(5 / 60)
     # Two layers, noise on each of five examples.
     assert found.z == pytest.approx(np.sqrt(5) / np.sqrt(2), rel=0.01)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.accounting import ledger
+from fedveil.accounting import ledger, transcript
 from fedveil.accounting.seeded import as_planned
 from fedveil.assemble import plan
 from fedveil.attacks.catalog import inference_settings
@@ -295,5 +295,6 @@ def _certificate(config: Config, delta: float) -> float | None:
     """ε of one record against those who see what its client sends: of the plan, with secret draws."""
     made = plan(config)
     setting = as_planned(made.setting)
-    row = ledger.certified(made.defenses, setting, setting.rounds, "client", "example", delta)
+    planned = transcript.planned(made.defenses, setting, setting.rounds)
+    row = ledger.certified(planned, "client", "example", delta)
     return row.epsilon if row.certified else None

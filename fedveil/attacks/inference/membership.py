@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import log_expit
 
-from fedveil.accounting import ledger
+from fedveil.accounting import ledger, transcript
 from fedveil.accounting.seeded import as_planned
 from fedveil.assemble import prepare
 from fedveil.attacks.inference import roc, shadows, watch
@@ -173,12 +173,13 @@ def certificate(federation: Federation, tap: str, not_finite: int = 0) -> Certif
     the attacker of this game does not know the draws, even where they follow a seed.
     """
     task = federation.simulator.task
-    delta = ledger.delta_of(task.defenses)
+    delta = transcript.delta_of(task.defenses)
     unit = "example" if task.setting.copies == 1 else "image"
     if not_finite:
         return Certificate(None, delta, unit, "updates were left out for not being finite, and their noise with them")
     rounds = federation.rounds + (tap == "broadcast")
-    row = ledger.certified(task.defenses, as_planned(task.setting), rounds, tap, unit, delta, adjacency="add-remove")
+    planned = transcript.planned(task.defenses, as_planned(task.setting), rounds)
+    row = ledger.certified(planned, tap, unit, delta, adjacency="add-remove")
     return Certificate(row.epsilon if row.certified else None, delta, unit, row.reason)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedveil.accounting import ledger
+from fedveil.accounting import ledger, transcript
 from fedveil.accounting.seeded import as_planned
 from fedveil.assemble import Federation, prepare
 from fedveil.attacks.inference import replay, roc, several, shares, watch
@@ -198,13 +198,14 @@ def certificate(federation: Federation, tap: str, rounds: int, not_finite: int =
     A client receives one model more than there are rounds behind it.
     """
     task = federation.simulator.task
-    delta = ledger.delta_of(task.defenses)
+    delta = transcript.delta_of(task.defenses)
     if not_finite:
         return Certificate(
             None, delta, "client", "updates were left out for not being finite, and their noise with them"
         )
     seen = rounds + (tap == "broadcast")
-    row = ledger.certified(task.defenses, as_planned(task.setting), seen, tap, "client", delta, adjacency="add-remove")
+    planned = transcript.planned(task.defenses, as_planned(task.setting), seen)
+    row = ledger.certified(planned, tap, "client", delta, adjacency="add-remove")
     return Certificate(row.epsilon if row.certified else None, delta, "client", row.reason)
 
 

@@ -1,0 +1,207 @@
+"""Tests of realised noise and contributions: scale, correlation, clip. Each gives a p-value, or is exact.
+
+- scale: the noise of every parameter group against what z asks for, given the largest contribution that was measured.
+- correlation: draws that are declared independent (steps, rounds, clients, layers), two by two; and values that repeat.
+- clip: what canaries of moderate norm contribute must not exceed what canaries of enormous norm do.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedveil.accounting import statistics
+from fedveil.audit.measure import CLIENT_STAGES, STEP_STAGES, Contribution, Draw, Measured
+from fedveil.audit.path import Leaves
+from fedveil.core.events import Release
+
+ROUNDING = 2e-3  # of a contribution that is the difference of two float32 messages
+REPEATS = 0.5  # share of values that occur more than once, beyond which noise repeats itself
+MOST_PAIRS = 40  # of layers
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One test: `p_value` None where it is exact, and then `alarm` is its result."""
+
+    test: str
+    release: Release
+    path: str
+    score: str  # where it is strongest
+    statistic: float
+    p_value: float | None
+    alarm: bool
+    says: str
+    scores: dict[str, float] = field(default_factory=dict)
+
+
+def declared_z(release: Release, number: int) -> float:
+    """z of the noise drawn in a round. A broadcast's noise covers the round before, whichever of both is declared lower."""
+    if not release.by_round:
+        return release.multiplier
+    rounds = (number - 1, number) if release.stage == "broadcast" else (number,)
+    return min(release.by_round[min(t, len(release.by_round) - 1)] for t in rounds)
+
+
+# --- scale
+
+
+def scale(measured: Measured) -> Iterator[Finding]:
+    """One test per round in which contributions were measured, and one of groups without any noise."""
+    release = measured.release
+    for number in sorted({c.round for c in measured.contributions}):
+        draws = [leaves for draw, leaves in measured.noise.items() if draw.round == number]
+        units = [c for c in measured.contributions if c.round == number and c.size > 0]
+        if draws and units:
+            yield _scale(measured, number, draws, units, declared_z(release, number))
+    yield _silent(measured)
+
+
+def _scale(measured: Measured, number: int, draws: list[Leaves], units: list[Contribution], z: float) -> Finding:
+    release, names = measured.release, list(draws[0])
+    law = release.law
+    size = _l1 if law == "laplace" else _l2
+    total = np.array([sum(_total(d[n], law) for d in draws) for n in names])
+    count = np.array([float(sum(d[n].size for d in draws)) for n in names])
+    sizes = np.array([[size(u.leaves[n]) * (1.0 - ROUNDING) for n in names] for u in units])
+    noise = total / count if law == "laplace" else np.sqrt(total / count)
+    ratios = [statistics.loss_ratio(one, noise, law, z) for one in sizes]
+    worst = int(np.argmax(ratios))
+    largest = float(np.max([u.size for u in units])) if law == "gaussian" else float(sizes.sum(axis=1).max())
+    by_layer = {n: float(s / (z * largest)) for n, s in zip(names, noise, strict=True)}
+    p_value = statistics.scale_p_value(sizes, total, count, law, z)
+    found = z / ratios[worst] if ratios[worst] else np.inf
+    thin = min(by_layer, key=lambda n: by_layer[n])
+    says = (
+        f"noise over contribution is {found:.4g} where z = {z:.4g} is declared (round {number}, {units[worst].label}); "
+        f"least noise in {thin}: {by_layer[thin]:.3g} of the declared"
+    )
+    score = f"round {number}, {units[worst].label}, {thin}"
+    return Finding(
+        "scale", release, measured.path, score, 1.0 / max(ratios[worst], 1e-300), p_value, False, says, by_layer
+    )
+
+
+def _silent(measured: Measured) -> Finding:
+    """Parameter groups that get no noise at all while others do."""
+    names = list(next(iter(measured.noise.values())))
+    energy = {n: float(sum(np.square(d[n]).mean() for d in measured.noise.values())) for n in names}
+    most = max(energy.values())
+    bare = [n for n in names if energy[n] <= 1e-8 * most]
+    says = f"no noise in {', '.join(bare)}" if bare else f"all {len(names)} parameter groups carry noise"
+    return Finding(
+        "scale",
+        measured.release,
+        measured.path,
+        ", ".join(bare) or "all groups",
+        float(len(bare)),
+        None,
+        bool(bare),
+        says,
+    )
+
+
+def _total(a: np.ndarray, law: str) -> float:
+    return float(np.abs(a).sum() if law == "laplace" else np.square(a).sum())
+
+
+def _l1(a: np.ndarray) -> float:
+    return float(np.abs(a).sum())
+
+
+def _l2(a: np.ndarray) -> float:
+    return float(np.sqrt(np.square(a).sum()))
+
+
+# --- correlation
+
+
+def correlations(measured: Measured) -> Iterator[Finding]:
+    """One test for each way in which draws are declared independent."""
+    by_client = measured.release.stage in (*STEP_STAGES, *CLIENT_STAGES) or not measured.release.on_sum
+    kinds: list[tuple[str, Callable[[Draw], object]]] = [("rounds", lambda d: (d.seed, d.client, d.step))]
+    if measured.release.uses == "step":
+        kinds.append(("steps", lambda d: (d.seed, d.round, d.client)))
+    if by_client:
+        kinds.append(("clients", lambda d: (d.seed, d.round, d.step)))
+    for kind, same in kinds:
+        pairs = list(_pairs(measured.noise, kind, same))
+        if pairs:
+            yield _correlated(measured, kind, pairs)
+    pairs = list(_layer_pairs(measured.noise))
+    if pairs:
+        yield _correlated(measured, "layers", pairs)
+    yield _repeated(measured)
+
+
+Pair = tuple[str, np.ndarray, np.ndarray]
+
+
+def _pairs(noise: dict[Draw, Leaves], kind: str, same: Callable[[Draw], object]) -> Iterator[Pair]:
+    """Draws that differ in one thing, each with the next: all parameters of one against all of the other."""
+    groups: dict[object, list[Draw]] = {}
+    for draw in sorted(noise):
+        groups.setdefault(same(draw), []).append(draw)
+    singular = kind.removesuffix("s")
+    for draws in groups.values():
+        for one, other in itertools.pairwise(draws):
+            label = f"{singular} {getattr(one, singular)} and {getattr(other, singular)}"
+            yield label, _flat(noise[one]), _flat(noise[other])
+
+
+def _layer_pairs(noise: dict[Draw, Leaves]) -> Iterator[Pair]:
+    """Parameter groups, each with the next: as many values as the smaller has, over all draws."""
+    names = list(next(iter(noise.values())))
+    for one, other in list(itertools.pairwise(names))[:MOST_PAIRS]:
+        draws = list(noise.values())
+        size = min(draws[0][one].size, draws[0][other].size)
+        yield (
+            f"{one} and {other}",
+            np.concatenate([d[one].ravel()[:size] for d in draws]),
+            np.concatenate([d[other].ravel()[:size] for d in draws]),
+        )
+
+
+def _correlated(measured: Measured, kind: str, pairs: Sequence[Pair]) -> Finding:
+    law = measured.release.law
+    found = [(statistics.correlation_p_value(a, b, law), statistics.correlation(a, b), label) for label, a, b in pairs]
+    p_value, r, label = min(found)
+    says = f"largest correlation of {kind}: {r:+.3g} ({label}; {len(pairs)} pairs)"
+    scores: dict[str, float] = {}
+    for _, each, name in found:
+        scores[name] = max(each, scores.get(name, each), key=abs)
+    p_value = min(1.0, p_value * len(pairs))
+    return Finding("correlation", measured.release, measured.path, label, r, p_value, False, says, scores)
+
+
+def _repeated(measured: Measured) -> Finding:
+    values = np.concatenate([_flat(d) for d in measured.noise.values()])
+    values = values[values != 0.0]
+    share = 1.0 - len(np.unique(values.astype(np.float32))) / max(1, len(values))
+    says = f"{share:.1%} of {len(values)} values occur more than once"
+    return Finding(
+        "correlation", measured.release, measured.path, "repeated values", share, None, share > REPEATS, says
+    )
+
+
+def _flat(leaves: Leaves) -> np.ndarray:
+    return np.concatenate([a.ravel() for a in leaves.values()])
+
+
+# --- clip
+
+
+def clip(measured: Measured) -> Finding | None:
+    """What canaries of each norm contribute, relative to what the same canary does at an enormous norm."""
+    known = [c for c in measured.contributions if measured.far.get(c.canary, 0.0) > 0 and not np.isnan(c.norm)]
+    first = min((c.round for c in known), default=0)
+    scores = {c.label: c.size / measured.far[c.canary] for c in known if c.round == first}
+    if not scores:
+        return None
+    worst = max(scores, key=lambda label: scores[label])
+    says = f"the most that passes is {scores[worst]:.4g} of what a canary far above the clip leaves ({worst})"
+    alarm = scores[worst] > 1.0 + ROUNDING
+    return Finding("clip", measured.release, measured.path, worst, scores[worst], None, alarm, says, scores)

@@ -1,0 +1,147 @@
+"""Independent trials with and without one canary: the simulator's own `chunk_sum` and `advance`, many runs at once.
+
+A trial is a run of its own from its own key. The functions are those that the simulator compiles; here they are compiled
+for a model of a few parameters and mapped over thousands of keys.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedveil.audit.canary import FEW_BIAS, LABEL, Canary, Kind, canary_model
+from fedveil.audit.certificate import Attacked, shows_sums
+from fedveil.core import keys
+from fedveil.models.layers import Array, Params
+from fedveil.rounds import client as client_part
+from fedveil.rounds import server, simulate
+from fedveil.rounds.client import Now, Task
+from fedveil.rounds.server import ServerRule, ServerState
+
+_RULE = ServerRule(server_lr=1.0, server_momentum=0.0, keeps_late=False)
+BLANK, CANARY, OPPOSITE = 0, 1, 2  # rows of a trial's dataset
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One attacked mechanism: the canary is a record of client 0, or all of its records."""
+
+    task: Task  # on the canary model
+    attacked: Attacked
+    clients: int
+    kinds: tuple[Kind, ...]
+    norm: float
+    lr: float
+
+    def scores(self, roots: Array, present: bool) -> Array:
+        """[trials] of runs from their own keys."""
+        return jax.vmap(partial(self._one, present=present))(roots)
+
+    def _one(self, root: Array, present: bool) -> Array:
+        task, attacked = self.task, self.attacked
+        params = jax.tree.map(lambda a: a.astype(task.dtype), task.model.init(root))
+        stateful = {str(place): d for place, d in enumerate(task.defenses) if d.stateful}
+        memory = {place: d.initial_memories(params, self.clients) for place, d in stateful.items()}
+        state = server.initial_state(_RULE, params, memory)
+        score = jnp.zeros((), task.dtype)
+        for number in range(attacked.rounds):
+            state, shown = self._round(state, root, number, present)
+            score += shown
+        return score
+
+    def _round(self, state: ServerState, root: Array, number: int, present: bool) -> tuple[ServerState, Array]:
+        task, tap = self.task, self.attacked.tap
+        round_key, lr = keys.round_key(root, number), jnp.asarray(self.lr, task.dtype)
+        args = (*self._inputs(present), round_key, jnp.int32(number), lr)
+        summed, clients = simulate.chunk_sum(
+            task, _RULE, (server.empty_sum(_RULE, state.params), state.clients), state.params, *args
+        )
+        new = server.advance(task, _RULE, replace(state, clients=clients), summed, round_key, lr)
+        if tap == "example":
+            return new, self._example(state, present, round_key, number, lr)
+        if not shows_sums(tap, task.setting) or tap == "server":
+            return new, -self._along(summed.total) / self.weights[0]
+        seen = new.params
+        if tap == "broadcast":
+            following = keys.round_key(root, number + 1)
+            now = Now(keys.client_key(following, 0, 0), keys.shared_key(following), number + 1, lr)
+            seen = client_part.begin(task, seen, now)
+        return new, self._along(state.params) - self._along(seen)
+
+    def _example(self, state: ServerState, present: bool, round_key: Array, number: int, lr: Array) -> Array:
+        """What the tap `example` shows of the canary's place."""
+        x, y, (index, mask, steps), ids, *_ = self._inputs(present)
+        shown = simulate._watched(
+            self.task, frozenset({"example"}), (0,), state.params, x, y, index, mask, steps, ids, state.clients,
+            round_key, jnp.int32(number), lr,
+        )["example"][0]  # fmt: skip
+        return self._along(jax.tree.map(lambda a: a[0, 0], shown))
+
+    # --- what clients hold
+
+    @property
+    def weights(self) -> np.ndarray:
+        """[clients] of the messages: the canary's is the largest that any client can have."""
+        return np.where(np.arange(self.clients) == 0, self.task.setting.max_weight, 1.0)
+
+    def _inputs(self, present: bool) -> tuple[Any, ...]:
+        """Data, batches and clients as `chunk_sum` takes them."""
+        task, steps = self.task, self.attacked.steps
+        every = tuple(range(len(self.kinds)))
+        record = Canary("", every, FEW_BIAS).record(self.kinds, 1, self.norm)
+        opposite = np.where(np.arange(len(record)) < len(every), -0.5 * record, record)
+        x = jnp.asarray(np.stack([np.zeros_like(record), record, opposite]), task.dtype)
+        width = 2 if self.attacked.unit == "example" else task.setting.batch
+        own = np.full(width, CANARY if present else BLANK)
+        if self.attacked.unit == "example":
+            own[1] = OPPOSITE  # so that a canary turns its client's contribution around
+        index = np.full((self.clients, steps, width), BLANK, np.int32)
+        index[0] = own
+        mask = np.ones(index.shape, bool)
+        batches = (jnp.asarray(index), jnp.asarray(mask), jnp.full(self.clients, steps, jnp.int32))
+        ids = jnp.arange(self.clients)
+        weight = jnp.asarray(self.weights, task.dtype)
+        return x, jnp.full(3, LABEL), batches, ids, jnp.zeros_like(ids), weight, jnp.zeros(self.clients, bool)
+
+    def _along(self, tree: Params) -> Array:
+        """The part along the canary's direction, in all layers."""
+        total = jnp.zeros((), self.task.dtype)
+        for layer, kind in zip(tree.values(), self.kinds, strict=True):
+            norm = kind.name == "norm"
+            total += layer["scale"][0] if norm else (layer["w"][0, 1] - layer["w"][0, 0]) / math.sqrt(2.0)
+        return total
+
+
+def trial(task: Task, attacked: Attacked, clients: int, norm: float) -> Trial:
+    setting = replace(task.setting, local_steps=attacked.steps)
+    model, kinds = canary_model(task.model, setting.layers, 1)
+    played = replace(task, model=model, setting=setting, optimizer="sgd", scale=1.0, ragged_steps=False, half=False)
+    return Trial(played, attacked, clients, kinds, norm, setting.lr)
+
+
+def sample(played: Trial, trials: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """[trials] scores without and with the canary, no key used twice."""
+    width = _at_once(played, trials)
+    program = jax.jit(played.scores, static_argnums=1)
+    found = []
+    for present in (False, True):
+        made: list[np.ndarray] = []
+        for start in range(0, trials, width):
+            numbers = jnp.arange(start, start + width, dtype=jnp.uint32) * 2 + present
+            roots = jax.vmap(partial(jax.random.fold_in, keys.root(seed)))(numbers)
+            made.append(np.asarray(program(roots, present), np.float64))
+        found.append(np.concatenate(made)[:trials])
+    return found[0], found[1]
+
+
+def _at_once(played: Trial, trials: int) -> int:
+    """Trials computed in one call: what keeps their arrays within some 100 MB."""
+    batch = max(2, played.task.setting.batch)
+    values = 4 * played.task.setting.layers * played.clients * batch
+    return max(1, min(trials, 20_000, 5_000_000 // values))
