@@ -43,7 +43,7 @@ def test_test_mode_equals_the_simulator(tmp_path: Path) -> None:
     config = config_of(
         data={"clients": 2},
         model={"name": "logistic"},
-        train={"rounds": 2, "per_round": 2, "weights": "size"},
+        train={"rounds": 2, "per_round": 2, "weights": "size", "noise_seed": 3},
         defense=[{"name": "2dp-fl"}],
     )
     homes = nodes_of(config, tmp_path, "test = true\n")
@@ -58,7 +58,7 @@ def test_test_mode_equals_the_simulator(tmp_path: Path) -> None:
 @pytest.mark.parametrize("defense", ["fed-cdp", "fed-sdp", "nbafl", "dgc", "dpfl"])
 def test_test_mode_equals_the_simulator_for_every_kind_of_defence(tmp_path: Path, defense: str) -> None:
     """Server noise, models, what nodes remember, layer importance with selection by losses."""
-    config = config_of(defense=[{"name": defense}])
+    config = config_of(defense=[{"name": defense}], train={"noise_seed": 3})
     homes = nodes_of(config, tmp_path, "test = true\n")
     conduct(config, InMemory(homes), RunFolder.create(tmp_path / "run"), Terms(test=True))
     assert difference(tmp_path / "run", train(prepare(config)).params) < 1e-5
