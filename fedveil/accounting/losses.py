@@ -14,10 +14,10 @@ FFT is relative to δ. Nothing is convolved before a δ is asked for.
 **The error bound.** Every approximation (FFT, trimmed tails, wrap-around, rounding) is bounded in the L1 norm of the tilted
 distribution; `Tilted.error` is the sum. An error of L1 norm τ changes δ(ε) by at most τ·e^(K − λε)·max over x ≥ 0 of
 (1 − e^(−x))·e^(−λx), which is added to δ(ε). For the FFT: each entry of a transform of length N is a sum over log2(N)
-levels of butterflies, so for a vector of L1 norm 1 it errs by at most β = 8·u·log2(N), with u = 2^−53 (Higham 2002, chapter 24;
-8u per level is generous). A product of k such entries errs by at most k·(β + 3u) times the product of the other k − 1
-magnitudes. By Cauchy–Schwarz and Parseval the L1 norm of the result's error is at most the L2 norm of these over all
-frequencies.
+levels of butterflies, so for a vector of L1 norm 1 it errs by at most β = 8·u·log2(N), with u = 2^−53 (Higham 2002,
+chapter 24; 8u per level is generous). A product of k such entries errs by at most k·(β + 3u) times the product of the
+other k − 1 magnitudes. By Cauchy–Schwarz and Parseval the L1 norm of the result's error is at most the L2 norm of these
+over all frequencies.
 
 What is not in the bound: rounding of the probabilities themselves, which is relative (about 1e-12) and far below the margin
 of the grid.
