@@ -24,6 +24,7 @@ from fedveil.accounting.composition import (
     in_bins,
     without_tail,
 )
+from fedveil.accounting.filters import RenyiFilter
 from fedveil.accounting.paper import Paper
 from fedveil.accounting.registry import (
     Accountant,
@@ -35,6 +36,7 @@ from fedveil.accounting.registry import (
 )
 
 if TYPE_CHECKING:
+    from fedveil.accounting.curves import gdp_mu, trade_off
     from fedveil.accounting.pld import (
         COARSEST,
         LONGEST,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
         two_mixtures,
     )
     from fedveil.accounting.rdp import ORDERS, quietly
+    from fedveil.accounting.tuning import tuned_epsilon
 
 __all__ = [
     "ALWAYS",
@@ -54,6 +57,7 @@ __all__ = [
     "ORDERS",
     "Accountant",
     "Mixture",
+    "RenyiFilter",
     "Round",
     "Rounds",
     "Terms",
@@ -62,6 +66,7 @@ __all__ = [
     "binomial",
     "epsilon",
     "gaussian_sum",
+    "gdp_mu",
     "grid_for",
     "hypergeometric",
     "in_bins",
@@ -70,12 +75,19 @@ __all__ = [
     "register_accountant",
     "sampled_gaussian",
     "swapped",
+    "trade_off",
+    "tuned_epsilon",
     "two_mixtures",
     "without_tail",
 ]
 
 _PLD = ("COARSEST", "LONGEST", "gaussian_sum", "grid_for", "one_step", "sampled_gaussian", "swapped", "two_mixtures")
-_MODULES = {**dict.fromkeys(_PLD, "pld"), **dict.fromkeys(("ORDERS", "quietly"), "rdp")}
+_MODULES = {
+    **dict.fromkeys(_PLD, "pld"),
+    **dict.fromkeys(("ORDERS", "quietly"), "rdp"),
+    **dict.fromkeys(("gdp_mu", "trade_off"), "curves"),
+    "tuned_epsilon": "tuning",
+}
 _RENAMED = {"_swapped": "swapped", "_gaussian_sum": "gaussian_sum", "_two_mixtures": "two_mixtures"}
 
 

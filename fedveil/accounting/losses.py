@@ -86,7 +86,7 @@ class Tilted:
         over = self.losses[start:] - epsilon
         over, probs = (over[1:], self.probs[start + 1 :]) if len(over) and over[0] <= 0 else (over, self.probs[start:])
         inside = _sum(-np.expm1(-over) * np.exp(-self.tilt * over), probs)
-        return self.log_mass - self.tilt * epsilon + _log(inside + self.error * _peak(self.tilt))
+        return self.log_mass - self.tilt * epsilon + _log(inside + self.error * peak(self.tilt))
 
     def epsilon(self, delta: float) -> float:
         """The least ε ≥ 0 with δ(ε) ≤ delta, rounded up by less than 1e-9 of the grid; infinite where none exists."""
@@ -112,7 +112,7 @@ class Tilted:
         over, probs = self.losses[start:] - top, self.probs[start:]
         upper = _sum(np.exp(-self.tilt * over), probs)
         lower = _sum(np.exp(-(self.tilt + 1.0) * over), probs)
-        floor = self.error * _peak(self.tilt)
+        floor = self.error * peak(self.tilt)
 
         def log_delta(epsilon: float) -> float:
             tail = max(0.0, upper - math.exp(epsilon - top) * lower) * _exp(self.tilt * (epsilon - top))
@@ -362,7 +362,7 @@ def _bisected(log_delta: Callable[[float], float], low: float, high: float, goal
     return high
 
 
-def _peak(tilt: float) -> float:
+def peak(tilt: float) -> float:
     """The largest (1 − e^(−x))·e^(−λx) over x ≥ 0: λ^λ/(1 + λ)^(1 + λ)."""
     return math.exp(-tilt * math.log1p(1.0 / tilt)) / (1.0 + tilt) if tilt > 0 else 1.0
 

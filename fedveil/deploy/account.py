@@ -123,9 +123,9 @@ class NodeLedger:
         budget = RenyiFilter.for_budget(limits.epsilon, limits.delta)
         uses = [entry.use(limits.unit, limits.adjacency) for entry in entries]
         costs = [math.inf if use is None else budget.cost(use.round) for use in uses]
-        after = budget.epsilon_of(costs)
+        after = budget.epsilon(costs)
         if not budget.allows(costs):
-            spent = budget.epsilon_of(costs[:-1])
+            spent = budget.epsilon(costs[:-1])
             raise Refused(
                 f"over budget: ε = {spent:.4g} of {limits.epsilon:g} is spent (δ = {limits.delta:g}, one {limits.unit}, "
                 f"{limits.adjacency}), this round would make it {after:.4g}"
