@@ -338,3 +338,21 @@ def test_company_is_decided_by_types_not_by_names() -> None:
     theirs = epsilon([Mine()], "client", "client", setting)
     assert theirs == epsilon([FedSDP(placement="client", noise=3.0)], "client", "client", setting)
     assert not company.declared([Mine(), Silent("upload")], setting)[0].covered
+
+
+# --- curves
+
+
+def test_the_curve_of_a_row_is_that_of_its_gaussian() -> None:
+    """Ten rounds of one client's noise z = 6/√2, all seen: μ = √10/z, and the trade-off of that Gaussian."""
+    from scipy.stats import norm
+
+    setting = replace(SETTING, aggregation="fedsgd")
+    made = transcript.planned([FedSDP(placement="client")], setting, 10)
+    row = ledger.certified(made, "client", "client", DELTA, "zero-out")
+    found = ledger.curve(made, row, (0.01, 0.1))
+    mu = math.sqrt(10) / (6 / math.sqrt(2))
+    assert found is not None and found.mu == pytest.approx(mu, rel=0.01)
+    for alpha, miss in found.trade_off:
+        assert miss == pytest.approx(norm.cdf(norm.ppf(1 - alpha) - mu), abs=0.01)
+    assert ledger.curve(made, replace(row, accountant="rdp")) is None
