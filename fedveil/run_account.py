@@ -17,10 +17,15 @@ IN_MEMORY = "(arrays in memory)"
 
 def transcript_of(path: Path, rounds: int | None = None) -> Transcript:
     """What the run in a folder executed so far, or in its first `rounds` rounds."""
-    file = path / transcript.FILE
+    file, run = path / transcript.FILE, RunFolder.open(path)
     if file.exists():
-        return transcript.read(file, rounds)
-    return _older(RunFolder.open(path), rounds)
+        return transcript.read(file, rounds, at_least=_shown(run))
+    return _older(run, rounds)
+
+
+def _shown(run: RunFolder) -> int:
+    """Rounds that any file shows: metrics are written before the checkpoint that holds their round."""
+    return max(len(run.read_metrics()), run.checkpoint_round())
 
 
 def _older(run: RunFolder, rounds: int | None) -> Transcript:
@@ -35,10 +40,8 @@ def _older(run: RunFolder, rounds: int | None) -> Transcript:
         why = "it was trained on arrays in memory, whose sizes the config does not tell"
     if why:
         raise RunError(f"{run.path} has no {transcript.FILE}: {why}; run it again to get an account")
-    shown = run.read_metrics()
-    # Metrics are written before the checkpoint that holds their round: whatever any file shows is accounted for.
-    done = max(len(shown), run.checkpoint_round())
-    dropped = sum(int(row.get("not_finite", 0)) for row in shown)
+    done = _shown(run)
+    dropped = sum(int(row.get("not_finite", 0)) for row in run.read_metrics())
     made = plan(config).transcript(done if rounds is None else min(rounds, done))
     if not run.secret.exists():  # before there were secret draws, all draws followed `train.seed`
         made = replace(made, setting=replace(made.setting, secret_draws=False))

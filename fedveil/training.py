@@ -109,7 +109,9 @@ class _Training:
         self.started, self.compiled, self.earlier = time.monotonic(), 0.0, 0.0
         task = self.simulator.task
         file = run.path / transcript.FILE if run is not None else None
-        self.recorder = transcript.Recorder(transcript.start(task.defenses, task.setting), file)
+        self.recorder = transcript.Recorder(
+            transcript.start(task.defenses, task.setting, self.simulator.draws.fingerprint), file
+        )
 
     def go(self) -> Result:
         every = self.federation.config.train.eval_every

@@ -28,6 +28,7 @@ OUTSIDE = (
 )
 SIZES = "the clients' data sizes, which weigh their messages, are public"
 FIXED = "the number of clients in a round is public"
+ALPHAS = (0.0001, 0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # type I errors of a trade-off curve
 APART = "no two clients hold copies of an image beyond those counted"
 
 
@@ -93,6 +94,39 @@ def certified(transcript: Transcript, tap: str, unit: str, delta: float, adjacen
     return found[0]
 
 
+@dataclass(frozen=True)
+class Curve:
+    """How well the best test for a unit can do: μ of Gaussian differential privacy, and the trade-off of its two errors."""
+
+    mu: float | None  # the rounds are μ-GDP at every δ of 1e-10 or more; None where no μ is found
+    trade_off: tuple[tuple[float, float], ...]  # (type I error, the least type II error)
+
+    def as_dict(self) -> dict[str, object]:
+        return {"mu": self.mu, "trade_off": [list(point) for point in self.trade_off]}
+
+
+def curve(transcript: Transcript, row: Row, alphas: Sequence[float] = ALPHAS) -> Curve | None:
+    """The curve behind a row of accountant `pld`; None where the row has no number."""
+    if row.epsilon is None or row.delta is None or row.accountant != "pld":
+        return None
+    before = CHAIN[: CHAIN.index(row.tap) + 1]
+    found = [
+        account
+        for account in _every(transcript)
+        if (account.unit, account.adjacency) == (row.unit, row.adjacency) and account.tap in before
+    ]
+    behind = next((account for account in found if account.epsilon(row.delta, "pld") == row.epsilon), None)
+    if behind is None:
+        return None
+    from fedveil.accounting.curves import gdp_mu, trade_off
+
+    mus = [gdp_mu(rounds) for rounds in behind.rounds]
+    errors = [trade_off(rounds, alphas) for rounds in behind.rounds]
+    worst = [min(column) for column in zip(*errors, strict=True)]
+    mu = None if any(one is None for one in mus) else max((one for one in mus if one is not None), default=0.0)
+    return Curve(mu, tuple(zip(alphas, worst, strict=True)))
+
+
 def realised_rows(transcript: Transcript, delta: float | None = None) -> list[Row]:
     """The account of a client that took part in every round of the transcript, at the tap `server` (rule `realised`)."""
     delta = transcript.delta if delta is None else delta
@@ -141,13 +175,7 @@ def _composed(
 ) -> Iterator[Row]:
     """Rows for these units and adjacencies, for the taps of the chain up to `last`."""
     chain = CHAIN[: CHAIN.index(last) + 1]
-    held = _held(transcript)
-    every = [
-        account
-        for number, release in enumerate(held)
-        if release.covered
-        for account in accounts_of(release, transcript.setting, transcript.multipliers(number))
-    ]
+    every = _every(transcript)
     for unit in units:
         accounted = set()
         for adjacency in adjacencies:
@@ -163,7 +191,19 @@ def _composed(
             if tap not in accounted:
                 tried = any(a.unit == unit and CHAIN.index(a.tap) <= CHAIN.index(tap) for a in every)
                 where = adjacencies[0] if len(adjacencies) == 1 else "zero-out"
-                yield _open(tap, unit, accountant, where, transcript.rounds, why_none(tap, unit, held, tried))
+                yield _open(
+                    tap, unit, accountant, where, transcript.rounds, why_none(tap, unit, _held(transcript), tried)
+                )
+
+
+def _every(transcript: Transcript) -> list[Account]:
+    """The accounts of all releases that hold."""
+    return [
+        account
+        for number, release in enumerate(_held(transcript))
+        if release.covered
+        for account in accounts_of(release, transcript.setting, transcript.multipliers(number))
+    ]
 
 
 def _held(transcript: Transcript) -> list[Release]:
@@ -173,13 +213,16 @@ def _held(transcript: Transcript) -> list[Release]:
 
 def _after(release: Release, transcript: Transcript) -> Release:
     """A client that is lost or whose message is dropped takes its noise with it, and the others weigh more."""
-    gone = transcript.lost + transcript.dropped
-    if gone and release.adds_up:
+    if release.adds_up and (transcript.lost or transcript.dropped or transcript.unknown):
         release = replace(release, adds_up=False)
-    if transcript.lost and release.stage == "broadcast" and release.covered:
+    if not release.covered or not release.on_sum:
+        return release
+    reason = ""
+    if transcript.lost and release.stage == "broadcast":
         reason = "answers were lost, so that those who answered weighed more in the model than the noise covers"
-        release = replace(release, covered=False, reason=reason)
-    return release
+    elif transcript.dropped and transcript.setting.sampling != "poisson":
+        reason = "messages were left out for not being finite, so that what the sum is divided by depends on data"
+    return replace(release, covered=False, reason=reason) if reason else release
 
 
 def _smaller(best: Row | None, account: Account, transcript: Transcript, delta: float, accountant: str) -> Row | None:

@@ -48,7 +48,7 @@ def distribution(rounds: Rounds, delta: float, finer: float = 1.0) -> Losses | N
     if any(_faint(one) for one, _ in rounds):
         return None
     grid = grid_for(*spread(rounds), delta) / finer
-    if grid > COARSEST:  # ε in the ten thousands
+    if grid > COARSEST:  # ε above 100,000
         return None
     return Composed(tuple((round_losses(replace(one, fails=0.0), grid), times) for one, times in rounds))
 

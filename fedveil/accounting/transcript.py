@@ -32,7 +32,7 @@ VERSION = 1
 DELTA = 1e-5  # where no defence names one
 
 Multipliers = tuple[float, ...]  # z of each mechanism
-UNKNOWN = (1, 0)  # until the outcome of a round is there, a message may have been dropped
+Outcome = tuple[int, int]  # messages dropped, answers lost
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Executed:
     attempt: int = 0
 
 
-Rounds = dict[tuple[int, int], tuple[Executed, tuple[int, int]]]  # (round, attempt) → what ran, (dropped, lost)
+Rounds = dict[tuple[int, int], tuple[Executed, Outcome | None]]  # (round, attempt) → what ran, how it ended if known
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,9 @@ class Transcript:
     delta: float
     groups: tuple[tuple[Multipliers, int], ...] = ()
     lost: int = 0  # answers that did not come, by accident rather than by a simulated coin
-    dropped: int = 0  # messages left out for not being finite; rounds whose outcome is not known count as one
+    dropped: int = 0  # messages left out for not being finite
+    unknown: int = 0  # rounds whose outcome is not known: a message may have been dropped in them
+    draws: str = ""  # what names the source of the draws: a run that is resumed must use the same
 
     @property
     def rounds(self) -> int:
@@ -88,10 +90,10 @@ class Transcript:
         return hashlib.sha256(to_json(_header(self)).encode()).hexdigest()[:16]
 
 
-def start(defenses: Sequence[Defense], setting: Setting) -> Transcript:
-    """The transcript of a run before its first round."""
+def start(defenses: Sequence[Defense], setting: Setting, draws: str = "") -> Transcript:
+    """The transcript of a run before its first round; `draws` names the source of its draws."""
     claims = tuple(claim for defense in defenses for claim in defense.claims(setting))
-    return Transcript(setting, company.declared(defenses, setting), claims, delta_of(defenses))
+    return Transcript(setting, company.declared(defenses, setting), claims, delta_of(defenses), draws=draws)
 
 
 def planned(defenses: Sequence[Defense], setting: Setting, rounds: int) -> Transcript:
@@ -152,6 +154,7 @@ def _header(transcript: Transcript) -> dict[str, Any]:
         "releases": [asdict(release) for release in transcript.releases],
         "claims": [asdict(claim) for claim in transcript.claims],
         "delta": transcript.delta,
+        "draws": transcript.draws,
     }
 
 
@@ -171,7 +174,7 @@ class Recorder:
         if known:
             header, self.rounds = _parse(self.path)
             if header.digest != self.header.digest:
-                takes = "it was begun with other mechanisms or sizes: start a new run for this config"
+                takes = "it was begun with other mechanisms, sizes or draws: start a new run for this config"
                 raise RunError(f"{self.path} does not fit the config of this run: {takes}")
             _drop_cut_line(self.path)
         self.file = self.path.open("a", encoding="utf-8")
@@ -181,7 +184,7 @@ class Recorder:
 
     def append(self, entry: Executed) -> None:
         """A round, before its result is used."""
-        self.rounds[entry.round, entry.attempt] = (entry, UNKNOWN)
+        self.rounds[entry.round, entry.attempt] = (entry, None)
         self._write(asdict(entry))
 
     def outcome(self, number: int, attempt: int = 0, *, dropped: int, lost: int = 0) -> None:
@@ -209,17 +212,28 @@ class Recorder:
         return _of_rounds(self.header, self.rounds)
 
 
-def read(path: Path, most: int | None = None) -> Transcript:
-    """The transcript in a file, or the first `most` rounds of it."""
+def read(path: Path, most: int | None = None, *, at_least: int = 0) -> Transcript:
+    """The transcript in a file, or the first `most` rounds of it.
+
+    `at_least`: rounds that other files of the run show. Where lines of some are missing the file is refused.
+    """
     header, rounds = _parse(path)
+    missing = set(range(at_least)) - {number for number, _ in rounds}
+    if missing:
+        raise RunError(f"{path} lacks round {min(missing)}, which the run has behind it: its account is not known")
     return _of_rounds(header, dict(list(rounds.items())[:most]))
 
 
 def _of_rounds(header: Transcript, rounds: Rounds) -> Transcript:
     groups = Counter(entry.multipliers for entry, _ in rounds.values())
-    dropped = sum(dropped for _, (dropped, _) in rounds.values())
-    lost = sum(lost for _, (_, lost) in rounds.values())
-    return replace(header, groups=tuple(groups.items()), lost=lost, dropped=dropped)
+    ended = [outcome for _, outcome in rounds.values() if outcome is not None]
+    return replace(
+        header,
+        groups=tuple(groups.items()),
+        dropped=sum(dropped for dropped, _ in ended),
+        lost=sum(lost for _, lost in ended),
+        unknown=len(rounds) - len(ended),
+    )
 
 
 def _drop_cut_line(path: Path) -> None:
@@ -257,7 +271,7 @@ def _add(rounds: Rounds, line: dict[str, Any], header: Transcript) -> None:
     entry = Executed(**{**line, "multipliers": tuple(float(z) for z in line["multipliers"])})
     if len(entry.multipliers) != len(header.releases):
         raise ValueError(f"round {entry.round} has {len(entry.multipliers)} multipliers, not {len(header.releases)}")
-    rounds[entry.round, entry.attempt] = (entry, UNKNOWN)
+    rounds[entry.round, entry.attempt] = (entry, None)
 
 
 def _read_header(document: dict[str, Any]) -> Transcript:
@@ -266,7 +280,7 @@ def _read_header(document: dict[str, Any]) -> Transcript:
     setting = {**document["setting"], "sizes": tuple(tuple(pair) for pair in document["setting"]["sizes"])}
     releases = tuple(_made(Release, release) for release in document["releases"])
     claims = tuple(_made(Claim, claim) for claim in document["claims"])
-    return Transcript(Setting(**setting), releases, claims, float(document["delta"]))
+    return Transcript(Setting(**setting), releases, claims, float(document["delta"]), draws=str(document["draws"]))
 
 
 def _made(kind: Any, document: dict[str, Any]) -> Any:

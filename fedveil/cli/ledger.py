@@ -19,7 +19,13 @@ PUBLISHED = (*RULES, "joint", "as-published")
 
 
 def run_ledger(
-    file: str | None, settings: list[str], rounds: str | None, delta: float | None, accountant: str | None, json: bool
+    file: str | None,
+    settings: list[str],
+    rounds: str | None,
+    delta: float | None,
+    accountant: str | None,
+    json: bool,
+    curves: bool = False,
 ) -> None:
     """Rows for a config, or for the rounds that a run has behind it."""
     _check_delta(delta)
@@ -30,13 +36,40 @@ def run_ledger(
 
     chosen = (accountant,) if accountant else ("paper", *ACCOUNTANTS)
     made = _transcripts(file, settings, asked)
-    rows = [row for one in made for row in ledger.rows(one, delta, accountants=chosen)]
-    counts = [one.rounds for one in made]
+    found = [(one, ledger.rows(one, delta, accountants=chosen)) for one in made]
     if json:
-        show.print_json([row.as_dict() for row in rows])
+        show.print_json([_document(one, row, curves) for one, rows in found for row in rows])
         return
-    for count in counts:
-        _print(count, [row for row in rows if row.rounds == count])
+    for one, rows in found:
+        _print(one.rounds, rows)
+        if curves:
+            _print_curves(one, rows)
+
+
+def _document(transcript: Transcript, row: Row, curves: bool) -> dict[str, object]:
+    """A row, with its curve where one is asked for and there is one."""
+    from fedveil.accounting import ledger
+
+    found = ledger.curve(transcript, row) if curves and row.certified else None
+    return {**row.as_dict(), **(found.as_dict() if found is not None else {})}
+
+
+def _print_curves(transcript: Transcript, rows: list[Row]) -> None:
+    """For each certified tap and unit μ, and the least share of misses at a few shares of false alarms."""
+    from fedveil.accounting import ledger
+
+    alphas, lines, seen = (0.001, 0.01, 0.1), [], set()
+    for row in rows:
+        named = (row.tap, row.unit, row.adjacency)
+        if row.certified and row.accountant == "pld" and named not in seen:
+            seen.add(named)
+            found = ledger.curve(transcript, row, alphas)
+            if found is not None:
+                lines.append((*named, found.mu, *(f"{miss:.4f}" for _, miss in found.trade_off)))
+    if lines:
+        columns = ("tap", "unit", "adjacency", "μ", *(f"misses at {alpha:g}" for alpha in alphas))
+        title = "trade-off: the least share of misses of any test, by its share of false alarms"
+        show.print_table(title, columns, lines)
 
 
 def _print(rounds: int, rows: list[Row]) -> None:

@@ -80,6 +80,13 @@ class Draws:
         """Draws by `train.noise_seed`; from a new secret where it is unset."""
         return cls.fresh() if noise_seed is None else cls(noise_seed)
 
+    @property
+    def fingerprint(self) -> str:
+        """What names these draws in a transcript; it tells nothing of a secret."""
+        if self.secret is None:
+            return f"seed {self.seed}"
+        return self._derived(b"fedveil name", 16).hex()
+
     def nth(self, number: int) -> Draws:
         """The draws of federation `number` in a series whose first has these: the next seeds, or secrets made of this."""
         if number == 0:

@@ -20,6 +20,7 @@ import fedveil
 from fedveil.accounting import company, ledger, transcript
 from fedveil.assemble import prepare
 from fedveil.config import from_dict
+from fedveil.core.errors import RunError
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect, StageContext
 from fedveil.defenses.base import Defense
@@ -338,3 +339,76 @@ def test_company_is_decided_by_types_not_by_names() -> None:
     theirs = epsilon([Mine()], "client", "client", setting)
     assert theirs == epsilon([FedSDP(placement="client", noise=3.0)], "client", "client", setting)
     assert not company.declared([Mine(), Silent("upload")], setting)[0].covered
+
+
+# --- curves
+
+
+def test_the_curve_of_a_row_is_that_of_its_gaussian() -> None:
+    """Ten rounds of one client's noise z = 6/√2, all seen: μ = √10/z, and the trade-off of that Gaussian."""
+    from scipy.stats import norm
+
+    setting = replace(SETTING, aggregation="fedsgd")
+    made = transcript.planned([FedSDP(placement="client")], setting, 10)
+    row = ledger.certified(made, "client", "client", DELTA, "zero-out")
+    found = ledger.curve(made, row, (0.01, 0.1))
+    mu = math.sqrt(10) / (6 / math.sqrt(2))
+    assert found is not None and found.mu == pytest.approx(mu, rel=0.01)
+    for alpha, miss in found.trade_off:
+        assert miss == pytest.approx(norm.cdf(norm.ppf(1 - alpha) - mu), abs=0.01)
+    assert ledger.curve(made, replace(row, accountant="rdp")) is None
+
+
+# --- found by attacking the transcript
+
+
+TRAINED = {
+    "data": {"name": "digits", "clients": 4, "per_client": 60},
+    "model": {"name": "logistic"},
+    "train": {"rounds": 3, "per_round": 2, "local_steps": 1, "batch": 5},
+    "defense": [{"name": "fed-cdp"}],
+}
+
+
+def test_a_transcript_that_lost_lines_is_refused(tmp_path: Path) -> None:
+    fedveil.train(TRAINED, out=tmp_path / "run")
+    file = tmp_path / "run" / transcript.FILE
+    lines = file.read_text().splitlines()
+    kept = [line for line in lines if json.loads(line).get("round", json.loads(line).get("outcome")) != 2]
+    file.write_text("\n".join(kept) + "\n")
+    with pytest.raises(RunError, match="lacks round 2"):
+        transcript_of(tmp_path / "run")
+
+
+def test_rounds_made_again_with_other_draws_are_refused(tmp_path: Path) -> None:
+    """The same rounds with the same draws count once; with another secret they would be a second release."""
+    fedveil.train(TRAINED, out=tmp_path / "run")
+    (tmp_path / "run" / "checkpoint.npz").unlink()
+    before = transcript_of(tmp_path / "run")
+    fedveil.train(out=tmp_path / "run", resume=True)
+    assert transcript_of(tmp_path / "run").groups == before.groups
+    (tmp_path / "run" / "checkpoint.npz").unlink()
+    key = tmp_path / "run" / "secret.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    key.write_bytes(bytes(32)[: len(key.read_bytes())] if len(key.read_bytes()) == 32 else b"0" * 64)
+    with pytest.raises(RunError, match="draws"):
+        fedveil.train(out=tmp_path / "run", resume=True)
+
+
+def test_a_config_edited_half_way_is_refused(tmp_path: Path) -> None:
+    fedveil.train(TRAINED, out=tmp_path / "run")
+    (tmp_path / "run" / "checkpoint.npz").unlink()
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("noise = 6.0", "noise = 60.0"))
+    with pytest.raises(RunError, match="does not fit"):
+        fedveil.train(out=tmp_path / "run", resume=True)
+
+
+def test_a_dropped_message_makes_the_divisor_depend_on_data() -> None:
+    setting = replace(SETTING, aggregation="fedsgd")
+    for sampling, held in (("fixed", False), ("poisson", True)):
+        made = transcript.planned([FedSDP()], replace(setting, sampling=sampling), 5)
+        assert ledger.certified(made, "release", "client", DELTA).epsilon is not None
+        broken = ledger.certified(transcript.with_dropped(made, 1), "release", "client", DELTA)
+        assert (broken.epsilon is not None) == held
+        assert held or "depends on data" in broken.reason
