@@ -345,7 +345,8 @@ def test_what_a_killed_process_was_writing_is_cleared_away(federation, undisturb
     shutil.copytree(undisturbed, path)
     (path / ".checkpoint.npz.a1b2c3d4").write_bytes(b"PK half of a checkpoint")
     train(federation, RunFolder.open(path))
-    assert sorted(p.name for p in path.iterdir()) == ["checkpoint.npz", "config.toml", "metrics.jsonl", "run.json"]
+    names = ["checkpoint.npz", "config.toml", "metrics.jsonl", "run.json", "transcript.jsonl"]
+    assert sorted(p.name for p in path.iterdir()) == names
 
 
 # --- the folder itself -------------------------------------------------------------------------------------------
