@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from fedveil.accounting import transcript
@@ -42,4 +43,6 @@ def _older(run: RunFolder, rounds: int | None) -> Transcript:
     done = _shown(run)
     dropped = sum(int(row.get("not_finite", 0)) for row in run.read_metrics())
     made = plan(config).transcript(done if rounds is None else min(rounds, done))
+    if not run.secret.exists():  # before there were secret draws, all draws followed `train.seed`
+        made = replace(made, setting=replace(made.setting, secret_draws=False))
     return transcript.with_dropped(made, dropped)

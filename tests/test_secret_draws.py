@@ -22,6 +22,7 @@ from fedveil.core.errors import ConfigError, RunError
 from fedveil.core.keys import Draws
 from fedveil.planning import plan as planned
 from fedveil.rounds import plan
+from fedveil.run_account import transcript_of
 from fedveil.runs import RunFolder
 from fedveil.training import resume, train
 
@@ -275,7 +276,7 @@ def test_attacks_in_one_folder_are_on_the_same_draws(true_secrets, tmp_path, fed
 
 def account(config):
     made = planned(from_dict(config))
-    return ledger.rows(made.defenses, made.setting, made.setting.rounds), made
+    return ledger.rows(made.transcript()), made
 
 
 def test_a_seeded_run_keeps_its_epsilon_and_loses_its_certificate():
@@ -294,9 +295,20 @@ def test_a_seeded_run_keeps_its_epsilon_and_loses_its_certificate():
             after.epsilon,
         )
         assert after.reason == (f"{before.reason}; {says}" if before.certified else before.reason)
-    row = ledger.certified(made.defenses, made.setting, 3, "server", "example", 1e-5)
+    row = ledger.certified(made.transcript(), "server", "example", 1e-5)
     assert row.epsilon is not None and not row.certified and row.reason.endswith(says)
     assert seeded.as_planned(made.setting).secret_draws
+
+
+def test_a_run_from_before_secret_draws_is_not_certified(run):
+    """It has neither a transcript nor a secret. A run that has ended may lose its secret and keeps its certificate."""
+    sure = lambda: any(row.certified for row in ledger.rows(transcript_of(run)))  # noqa: E731
+    (run / "secret.key").rename(run / "elsewhere")
+    assert sure()
+    (run / "transcript.jsonl").unlink()
+    assert not sure()
+    (run / "elsewhere").rename(run / "secret.key")
+    assert sure()
 
 
 def test_the_result_of_a_seeded_run_says_so(fedveil_cli, tmp_path):
