@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -119,9 +120,7 @@ class Path:
         sim.scene = scene
         with jax.enable_x64(self.task.dtype == "float64"):
             lr = jnp.asarray(sim.schedule.at(number), self.task.dtype)
-            summed, _ = sim._collect_vectorised(
-                self.state(factor), alone(client), number, sim.round_key(number), lr
-            )
+            summed, _ = sim._collect_vectorised(self.state(factor), alone(client), number, sim.round_key(number), lr)
             return _leaves(summed.total, float(sim.weights[client]))
 
     def change(self, number: int, scene: Scene, factor: float = 0.0) -> Leaves:
@@ -137,11 +136,14 @@ class Path:
     def examples(self, number: int, client: int, records: np.ndarray) -> tuple[Leaves, int]:
         """What the tap `example` shows in the first step of a client, [places, ...], and how many places are filled.
 
-        `records` [n, ...] stand in the first places of the batch; all others are blank.
+        `records` [n, ...] stand in the first places of the batch; all others are blank. Nothing is shown of batches that
+        would need a program of another width.
         """
         sim = self.simulator
-        rows = sim._whole_batches(number, [client], 1)
-        drawn = rows.index[0, 0][rows.mask[0, 0]]
+        batches = sim._whole_batches(number, [client], 1)
+        if batches.mask.shape[2] != self._usual_width:
+            return {}, 0
+        drawn = batches.index[0, 0][batches.mask[0, 0]]
         kept = sim.x
         fits = min(len(drawn), len(records))
         if fits:
@@ -150,6 +152,13 @@ class Path:
             shown = sim.observe(self.state(0.0), number, client, frozenset({"example"}), (0,))["example"][0]
         sim.x = kept
         return _leaves(shown), len(drawn)
+
+    @cached_property
+    def _usual_width(self) -> int:
+        """The commonest width of first batches."""
+        clients = range(min(32, self.task.setting.clients))
+        widths = [self.simulator._whole_batches(0, [c], 1).mask.shape[2] for c in clients]
+        return max(set(widths), key=widths.count)
 
     def reseed(self, seed: int) -> None:
         self.simulator.seed, self.simulator._root = seed, keys.root(seed)
@@ -252,8 +261,6 @@ def _placed(like: Simulator, task: Task, dataset: Dataset, seed: int) -> Placed:
     made.cut = None
     if like.cut is not None:
         largest = int(like.partition.max_length)
-        needed = parts._parts_needed(
-            largest, law.rate(largest), like.cut.width, task.setting.local_steps, like.chunk
-        )
+        needed = parts._parts_needed(largest, law.rate(largest), like.cut.width, task.setting.local_steps, like.chunk)
         made.cut = parts.Cut(like.cut.width, needed)
     return made

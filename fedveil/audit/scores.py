@@ -6,6 +6,7 @@ second one in the first step of the first round alone, so that differences of st
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -73,17 +74,20 @@ class Run:
 
     # --- playing
 
-    def _pass(self, canaries: int, seed: int, rng: np.random.Generator, first_only: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _pass(
+        self, canaries: int, seed: int, rng: np.random.Generator, first_only: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
         """[canaries, layers, steps, rounds] scores, and the coins."""
         play, group = self._layout()
-        values, coins = [], []
-        number = 0
-        while sum(len(c) for c in coins) < canaries:
+        values: list[np.ndarray] = []
+        coins: list[np.ndarray] = []
+        for number in itertools.count():
             tossed = rng.random(group) < 0.5
             shown = play(seed, number, tossed, first_only)
             values.append(shown)
             coins.append(tossed[: len(shown)])
-            number += 1
+            if sum(map(len, coins)) >= canaries:
+                break
         return np.concatenate(values)[:canaries], np.concatenate(coins)[:canaries]
 
     def _layout(self) -> tuple[Callable[[int, int, np.ndarray, bool], np.ndarray], int]:
