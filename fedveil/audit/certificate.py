@@ -54,6 +54,7 @@ class Attacked:
     rounds: int = 1
     steps: int = 1
     weights: tuple[float, ...] = ()  # of the clients whose sum the tap shows; empty where it shows clients apart
+    within: int = 1  # the rounds were among the first of this number: which z they had is taken at its worst
 
 
 def certificate(defenses: Sequence[Defense], setting: Setting, attacked: Attacked, delta: float) -> Certificate:
@@ -71,7 +72,9 @@ def certificate(defenses: Sequence[Defense], setting: Setting, attacked: Attacke
     if release.adds_up and attacked.weights:  # every client's noise is in the sum
         weights = np.asarray(attacked.weights)
         size /= math.sqrt(np.square(weights).sum()) / weights.max()
-    declared_z = (*release.by_round, *[release.multiplier] * rounds)[:rounds]
+    # A broadcast's noise is drawn one round later.
+    drawn = max(attacked.within, rounds) + (release.stage == "broadcast")
+    declared_z = sorted((*release.by_round, *[release.multiplier] * drawn)[:drawn])[:rounds]
     by_round = [z / size for z in declared_z]
     together = 1.0 / math.sqrt(sum(each / z**2 for z in by_round))
     reason = f"{rounds * each} × Gaussian, z = {min(by_round):.4g}, the unit in each"
@@ -118,5 +121,5 @@ def shows_sums(tap: str, setting: Setting) -> bool:
 def cohort(defenses: Sequence[Defense], setting: Setting, tap: str, unit: str) -> int:
     """How many clients a canary has to meet: all of a round in a sum, unless the server's noise covers it without them."""
     found = declared(defenses, setting, tap, unit)
-    alone = not shows_sums(tap, setting) or (found is not None and found[0].on_sum)
+    alone = not shows_sums(tap, setting) or (found is not None and found[0].stage == "aggregate")
     return 1 if alone else setting.per_round

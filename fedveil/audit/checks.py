@@ -121,26 +121,41 @@ def _l2(a: np.ndarray) -> float:
 
 def correlations(measured: Measured) -> Iterator[Finding]:
     """One test for each way in which draws are declared independent."""
-    by_client = measured.release.stage in (*STEP_STAGES, *CLIENT_STAGES) or not measured.release.on_sum
-    kinds: list[tuple[str, Callable[[Draw], object]]] = [("rounds", lambda d: (d.seed, d.client, d.step))]
-    if measured.release.uses == "step":
-        kinds.append(("steps", lambda d: (d.seed, d.round, d.client)))
-    if by_client:
-        kinds.append(("clients", lambda d: (d.seed, d.round, d.step)))
-    for kind, same in kinds:
-        pairs = list(_pairs(measured.noise, kind, same))
+    release, noise = measured.release, _standardised(measured.noise)
+    kinds: list[tuple[str, str, Callable[[Draw], object]]] = [("rounds", "round", lambda d: (d.seed, d.client, d.step))]
+    if release.uses == "step":
+        one_step = "examples" if release.tap == "example" else "steps"
+        kinds.append((one_step, "step", lambda d: (d.seed, d.round, d.client)))
+    if release.stage in (*STEP_STAGES, *CLIENT_STAGES) or not release.on_sum:
+        kinds.append(("clients", "client", lambda d: (d.seed, d.round, d.step)))
+    for kind, attribute, same in kinds:
+        pairs = list(_pairs(noise, kind, attribute, same))
         if pairs:
             yield _correlated(measured, kind, pairs)
-    pairs = list(_layer_pairs(measured.noise))
+    pairs = list(_layer_pairs(noise))
     if pairs:
         yield _correlated(measured, "layers", pairs)
     yield _repeated(measured)
 
 
+def _standardised(noise: dict[Draw, Leaves]) -> dict[Draw, Leaves]:
+    """Every parameter group at scale 1, so that none hides the others; groups without noise are left out."""
+    rounds = {draw.round for draw in noise}
+    of_round = {t: [leaves for draw, leaves in noise.items() if draw.round == t] for t in rounds}
+    scales = {
+        (t, name): float(np.sqrt(np.mean([np.square(d[name]).mean() for d in draws])))
+        for t, draws in of_round.items()
+        for name in draws[0]
+    }
+    least = 1e-4 * max(scales.values())
+    kept = [n for n in next(iter(noise.values())) if all(scales[t, n] > least for t in rounds)]
+    return {draw: {n: leaves[n] / scales[draw.round, n] for n in kept} for draw, leaves in noise.items()}
+
+
 Pair = tuple[str, np.ndarray, np.ndarray]
 
 
-def _pairs(noise: dict[Draw, Leaves], kind: str, same: Callable[[Draw], object]) -> Iterator[Pair]:
+def _pairs(noise: dict[Draw, Leaves], kind: str, attribute: str, same: Callable[[Draw], object]) -> Iterator[Pair]:
     """Draws that differ in one thing, each with the next: all parameters of one against all of the other."""
     groups: dict[object, list[Draw]] = {}
     for draw in sorted(noise):
@@ -148,8 +163,9 @@ def _pairs(noise: dict[Draw, Leaves], kind: str, same: Callable[[Draw], object])
     singular = kind.removesuffix("s")
     for draws in groups.values():
         for one, other in itertools.pairwise(draws):
-            label = f"{singular} {getattr(one, singular)} and {getattr(other, singular)}"
-            yield label, _flat(noise[one]), _flat(noise[other])
+            label = f"{singular} {getattr(one, attribute)} and {getattr(other, attribute)}"
+            if noise[one]:
+                yield label, _flat(noise[one]), _flat(noise[other])
 
 
 def _layer_pairs(noise: dict[Draw, Leaves]) -> Iterator[Pair]:
@@ -180,7 +196,7 @@ def _correlated(measured: Measured, kind: str, pairs: Sequence[Pair]) -> Finding
 def _repeated(measured: Measured) -> Finding:
     values = np.concatenate([_flat(d) for d in measured.noise.values()])
     values = values[values != 0.0]
-    share = 1.0 - len(np.unique(values.astype(np.float32))) / max(1, len(values))
+    share = 1.0 - len(np.unique(values.astype(np.float32))) / len(values) if len(values) else 0.0
     says = f"{share:.1%} of {len(values)} values occur more than once"
     return Finding(
         "correlation", measured.release, measured.path, "repeated values", share, None, share > REPEATS, says

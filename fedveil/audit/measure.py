@@ -174,20 +174,18 @@ def measure_canaries(path: CanaryPath, release: Release, rounds: Sequence[int], 
     seed = path.simulator.seed
     for number in rounds:
         found.noise |= probe.noise(number, clients, [seed + 7919 * (1 + i) for i in range(len(clients))])
-    bound = 0.0
+    every = Growth(path, probe, canaries_for(path.kinds)[0], heaviest)
+    whole = every.bound(rounds[0], 0.0)
     for canary in canaries_for(path.kinds):
         sizes = Growth(path, probe, canary, heaviest)
-        bound = sizes.bound(rounds[0], bound)
-        if bound == 0.0:
-            continue
-        found.far[canary.name] = float(sizes.at(rounds[0], FAR * bound).size)
-        found.contributions += [sizes.at(rounds[0], norm * bound, norm) for norm in NORMS]
-    every = Growth(path, probe, canaries_for(path.kinds)[0], heaviest)
-    bound = every.bound(rounds[0], 0.0)
+        bound = sizes.bound(rounds[0], whole)
+        if bound > 0.0:
+            found.far[canary.name] = sizes.at(rounds[0], FAR * bound).size
+            found.contributions += [sizes.at(rounds[0], norm * bound, norm) for norm in NORMS]
     later = [(t, 0) for t in rounds[1:]]
     if release.stage in STEP_STAGES and path.task.setting.local_steps > 1:
         later.append((rounds[0], 1))
-    found.contributions += [every.at(t, norm * bound, norm, step) for t, step in later for norm in (2.0, 100.0)]
+    found.contributions += [every.at(t, norm * whole, norm, step) for t, step in later for norm in (2.0, 100.0)]
     return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -135,11 +136,14 @@ class Path:
     def examples(self, number: int, client: int, records: np.ndarray) -> tuple[Leaves, int]:
         """What the tap `example` shows in the first step of a client, [places, ...], and how many places are filled.
 
-        `records` [n, ...] stand in the first places of the batch; all others are blank.
+        `records` [n, ...] stand in the first places of the batch; all others are blank. Nothing is shown of batches that
+        would need a program of another width.
         """
         sim = self.simulator
-        rows = sim._whole_batches(number, [client], 1)
-        drawn = rows.index[0, 0][rows.mask[0, 0]]
+        batches = sim._whole_batches(number, [client], 1)
+        if batches.mask.shape[2] != self._usual_width:
+            return {}, 0
+        drawn = batches.index[0, 0][batches.mask[0, 0]]
         kept = sim.x
         fits = min(len(drawn), len(records))
         if fits:
@@ -148,6 +152,13 @@ class Path:
             shown = sim.observe(self.state(0.0), number, client, frozenset({"example"}), (0,))["example"][0]
         sim.x = kept
         return _leaves(shown), len(drawn)
+
+    @cached_property
+    def _usual_width(self) -> int:
+        """The commonest width of first batches."""
+        clients = range(min(32, self.task.setting.clients))
+        widths = [self.simulator._whole_batches(0, [c], 1).mask.shape[2] for c in clients]
+        return max(set(widths), key=widths.count)
 
     def reseed(self, seed: int) -> None:
         draws = keys.Draws(seed)

@@ -6,6 +6,7 @@ second one in the first step of the first round alone, so that differences of st
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -80,13 +81,13 @@ class Run:
         play, group = self._layout()
         values: list[np.ndarray] = []
         coins: list[np.ndarray] = []
-        number = 0
-        while sum(len(c) for c in coins) < canaries:
+        for number in itertools.count():
             tossed = rng.random(group) < 0.5
             shown = play(seed, number, tossed, first_only)
             values.append(shown)
             coins.append(tossed[: len(shown)])
-            number += 1
+            if sum(map(len, coins)) >= canaries:
+                break
         return np.concatenate(values)[:canaries], np.concatenate(coins)[:canaries]
 
     def _layout(self) -> tuple[Callable[[int, int, np.ndarray, bool], np.ndarray], int]:

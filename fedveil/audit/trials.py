@@ -1,7 +1,7 @@
 """Independent trials with and without one canary: the simulator's own `chunk_sum` and `advance`, many runs at once.
 
-A trial is a run of its own from its own key. The functions are those that the simulator compiles; here they are compiled
-for a model of a few parameters and mapped over thousands of keys.
+A trial is a run of its own from its own key. The functions are those that the simulator compiles; here they run on a model
+of a few parameters, mapped over thousands of keys.
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ class Trial:
         stateful = {str(place): d for place, d in enumerate(task.defenses) if d.stateful}
         memory = {place: d.initial_memories(params, self.clients) for place, d in stateful.items()}
         state = server.initial_state(_RULE, params, memory)
-        score = jnp.zeros((), task.dtype)
-        for number in range(attacked.rounds):
-            state, shown = self._round(state, root, number, present)
-            score += shown
-        return score
 
-    def _round(self, state: ServerState, root: Array, number: int, present: bool) -> tuple[ServerState, Array]:
+        def body(state: ServerState, number: Array) -> tuple[ServerState, Array]:
+            return self._round(state, root, number, present)
+
+        _, shown = jax.lax.scan(body, state, jnp.arange(attacked.rounds))
+        return shown.sum()
+
+    def _round(self, state: ServerState, root: Array, number: Array, present: bool) -> tuple[ServerState, Array]:
         task, tap = self.task, self.attacked.tap
         round_key, lr = keys.round_key(root, number), jnp.asarray(self.lr, task.dtype)
-        args = (*self._inputs(present), round_key, jnp.int32(number), lr)
+        args = (*self._inputs(present), round_key, number, lr)
         summed, clients = simulate.chunk_sum(
             task, _RULE, (server.empty_sum(_RULE, state.params), state.clients), state.params, *args
         )
@@ -74,12 +75,12 @@ class Trial:
             seen = client_part.begin(task, seen, now)
         return new, self._along(state.params) - self._along(seen)
 
-    def _example(self, state: ServerState, present: bool, round_key: Array, number: int, lr: Array) -> Array:
+    def _example(self, state: ServerState, present: bool, round_key: Array, number: Array, lr: Array) -> Array:
         """What the tap `example` shows of the canary's place."""
         x, y, (index, mask, steps), ids, *_ = self._inputs(present)
         shown = simulate._watched(
             self.task, frozenset({"example"}), (0,), state.params, x, y, index, mask, steps, ids, state.clients,
-            round_key, jnp.int32(number), lr,
+            round_key, number, lr,
         )["example"][0]  # fmt: skip
         return self._along(jax.tree.map(lambda a: a[0, 0], shown))
 

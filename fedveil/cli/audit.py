@@ -1,12 +1,16 @@
-"""`fedveil audit`: measured lower bounds on ε beside the certified ones."""
+"""`fedveil audit`: tests of the noise, and measured lower bounds on ε beside the certified ones."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fedveil.audit import AuditRow, check_certificates, run
+from fedveil.audit.run import METHODS
 from fedveil.cli import show
 from fedveil.config import load
 
-COLUMNS = ("method", "unit", "tap", "ε at least", "certified", "", "if broken", "seconds")
+BOUNDS = ("method", "unit", "tap", "ε at least", "certified", "", "if broken", "score", "seconds")
+TESTS = ("test", "unit", "tap", "on", "result", "p", "", "where")
 
 
 def run_audit(
@@ -21,16 +25,16 @@ def run_audit(
     seeds: int,
     confidence: float,
     delta: float | None,
-    rounds: int,
-    steps: int,
+    rounds: int | None,
+    steps: int | None,
     json: bool,
 ) -> None:
-    """Audits a config and prints the rows; fails where a bound is above its certificate."""
+    """Audits a config and prints the rows; fails where a bound is above its certificate or a test alarms."""
     rows = run(
         load(file, settings),
         tap=tap,
         unit=unit,
-        methods=(method,) if method else ("one-run", "trials"),
+        methods=(method,) if method else METHODS,
         trials=trials,
         canaries=canaries,
         seeds=seeds,
@@ -43,25 +47,61 @@ def run_audit(
     if json:
         show.print_json([row.as_dict() for row in rows])
     else:
-        together = f"confidence {confidence:g} for all of them and {seeds} seeds together"
-        show.print_table(
-            f"lower bounds on ε at δ = {rows[0].delta:g}, {together}", COLUMNS, [_cells(row) for row in rows]
-        )
-        for row in rows:
-            show.note(_details(row))
+        _print(rows, confidence)
     check_certificates(rows)
 
 
-def _cells(row: AuditRow) -> tuple[object, ...]:
+def _print(rows: list[AuditRow], confidence: float) -> None:
+    """Two tables, then a line for each alarm and each bound."""
+    tests = [row for row in rows if row.test != "bound"]
+    bounds = [row for row in rows if row.test == "bound"]
+    if tests:
+        cells = [_test_cells(row) for row in _worst(tests)]
+        show.print_table(f"noise and clip as executed, {len(tests)} tests, the worst of each kind", TESTS, cells)
+    if bounds:
+        show.print_table("lower bounds on ε", BOUNDS, [_bound_cells(row) for row in bounds])
+    for row in [*(row for row in tests if row.alarm), *bounds]:
+        show.note(_details(row))
+    show.note(f"confidence {confidence:g} for all tests and bounds together")
+
+
+def _worst(rows: Iterable[AuditRow]) -> list[AuditRow]:
+    """Of each test on each path the row that says most."""
+    found: dict[tuple[str, str, str, str], AuditRow] = {}
+    for row in rows:
+        key = (row.tap, row.unit, row.path, row.test)
+        if key not in found or _rank(row) < _rank(found[key]):
+            found[key] = row
+    return list(found.values())
+
+
+def _rank(row: AuditRow) -> tuple[bool, float, float]:
+    less = (row.statistic or 0.0) if row.test == "scale" else -abs(row.statistic or 0.0)
+    return not row.alarm, row.p_value if row.p_value is not None else 1.0, less if row.p_value is not None else 1e9
+
+
+def _test_cells(row: AuditRow) -> tuple[object, ...]:
+    words = {"scale": "{:.3g} of the declared z", "correlation": "r = {:+.3g}", "clip": "{:.4g} of the bound passes"}
+    result = (
+        words[row.test].format(row.statistic or 0.0) if row.p_value is not None or row.test == "clip" else row.reason
+    )
+    p = "exact" if row.p_value is None else f"{row.p_value:.2g}"
+    return (row.test, row.unit, row.tap, row.path, result, p, "ALARM" if row.alarm else "holds", row.score)
+
+
+def _bound_cells(row: AuditRow) -> tuple[object, ...]:
     verdict = "violated" if row.violated else ("" if row.epsilon_certified is None else "holds")
     certified = "none" if row.epsilon_certified is None else row.epsilon_certified
-    return (row.method, row.unit, row.tap, row.epsilon_lower, certified, verdict, row.reach, f"{row.seconds:.1f}")
+    cells = (row.method, row.unit, row.tap, row.epsilon_lower, certified, verdict, row.reach)
+    return (*cells, row.score, f"{row.seconds:.1f}")
 
 
 def _details(row: AuditRow) -> str:
-    """What was attacked and what was seen, in a line."""
-    if row.method == "one-run":
-        seen = f"{row.correct} of {row.guesses} guesses right on {row.canaries} canaries"
-    else:
+    """What was attacked or tested and what was seen, in a line."""
+    if row.test != "bound":
+        return f"{row.test} on {row.path}, {row.unit} at {row.tap}: {row.reason}"
+    if row.method == "trials":
         seen = f"error rates {row.false_positive:.4f} and {row.false_negative:.4f} in {row.trials} trials each"
-    return f"{row.method}, {row.unit} at {row.tap}: {seen}; {row.reason}"
+    else:
+        seen = f"{row.correct} of {row.guesses} guesses right on {row.canaries} canaries by score '{row.score}'"
+    return f"{row.method}, {row.unit} at {row.tap}, δ = {row.delta:.1g}: {seen}; {row.reason}"

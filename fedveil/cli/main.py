@@ -132,20 +132,24 @@ def audit(
     file: FileArgument = None,
     settings: SetOption = None,
     tap: Annotated[
-        str | None, typer.Option("--tap", help="Where the attacker stands (default: behind each noise).")
+        str | None, typer.Option("--tap", help="Where the adversary stands (default: behind each noise).")
     ] = None,
     unit: Annotated[str | None, typer.Option("--unit", help="example or client (default: both).")] = None,
-    method: Annotated[str | None, typer.Option("--method", help="one-run or trials (default: both).")] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", help="noise, one-run, f-dp or trials (default: all).")
+    ] = None,
     trials: Annotated[int, typer.Option("--trials", help="Independent trials, with and without the canary.")] = 200_000,
-    canaries: Annotated[int, typer.Option("--canaries", help="Canaries of a one-run audit.")] = 1000,
-    seeds: Annotated[int, typer.Option("--seeds", help="Times that all is repeated.")] = 20,
-    confidence: Annotated[float, typer.Option("--confidence", help="Of all bounds together.")] = 0.95,
+    canaries: Annotated[int, typer.Option("--canaries", help="Canaries of a one-run audit.")] = 600,
+    seeds: Annotated[int, typer.Option("--seeds", help="Times that all bounds are repeated.")] = 1,
+    confidence: Annotated[float, typer.Option("--confidence", help="Of all bounds and tests together.")] = 0.999,
     delta: DeltaOption = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="Rounds that are attacked together.")] = 1,
-    steps: Annotated[int, typer.Option("--steps", help="Local steps in each of them.")] = 1,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Rounds that are attacked together (default: two).")
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Local steps in each of them (default: two).")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Attack the mechanisms with canaries: a lower bound on ε, beside the certified one."""
+    """Test the noise that training draws, and attack it with canaries: lower bounds on ε beside the certified ones."""
     from fedveil.cli.audit import run_audit
 
     run_audit(

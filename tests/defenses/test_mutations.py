@@ -30,8 +30,10 @@ def empty_batch_noise():
     guards.test_fed_cdp_noise_on_the_sum_is_nominal_whatever_the_batch("batch", 0)
 
 
-def largest_norm(layer):
-    return jnp.stack([jnp.square(a).reshape(a.shape[0], -1).max(axis=1) for a in jax.tree.leaves(layer)]).max(axis=0)
+def largest_norm(layer, unit=1.0):
+    return jnp.stack([jnp.square(a * unit).reshape(a.shape[0], -1).max(axis=1) for a in jax.tree.leaves(layer)]).max(
+        axis=0
+    )
 
 
 def noise_before_clip(self, each, mask, at):

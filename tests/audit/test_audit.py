@@ -1,0 +1,213 @@
+"""The audit as a whole: what it measures is what is declared, its bounds hold and refute, its rows and refusals."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+from mutations import MLP, federation, noise_halved
+
+from fedveil import audit, kept
+from fedveil.accounting import statistics
+from fedveil.audit import certificate as certificates
+from fedveil.audit import measure
+from fedveil.audit.certificate import Attacked
+from fedveil.audit.checks import declared_z, scale
+from fedveil.audit.path import canary_path
+from fedveil.core.errors import ConfigError, RunError
+from fedveil.core.events import Release
+from fedveil.defenses.fed_sdp import FedSDP
+from fedveil.random import noise
+
+SIZES = {"data": {"clients": 20, "partition": "dirichlet", "alpha": 0.5}}
+FLAT = [{"name": "fed-sdp", "clip_scope": "flat"}]
+
+
+def mechanism(defense, train=None, **sections):
+    return federation(MLP, defense=defense, train={"per_round": 5, "local_steps": 2, **(train or {})}, **sections)
+
+
+def sdp(**train):
+    return mechanism(FLAT, {"weights": "size", **train}, **SIZES)
+
+
+@pytest.fixture
+def patch(monkeypatch):
+    monkeypatch.setattr(kept, "_store", None)
+    jax.clear_caches()
+    yield monkeypatch
+    monkeypatch.undo()
+    jax.clear_caches()
+
+
+def silent(patch):
+    patch.setattr(noise, "gaussian", lambda key, like, deviation: jax.tree.map(jnp.zeros_like, like))
+
+
+# --- what is measured
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [
+        pytest.param({"name": "fed-sdp"}, marks=pytest.mark.slow),
+        {"name": "fed-cdp", "placement": "cohort", "clip_scope": "flat"},
+        {"name": "nbafl"},
+    ],
+    ids=["fed-sdp", "fed-cdp", "nbafl"],
+)
+def test_canaries_reach_the_declared_sensitivity(defense):
+    """Noise over the largest contribution is the declared z: neither the canary nor the declaration is off."""
+    made = mechanism([defense])
+    (one,) = made.simulator.task.defenses
+    (release,) = one.events(made.simulator.task.setting)
+    path = canary_path(made.simulator, (one,), 32, seed=3)
+    found = measure.measure_canaries(path, release, (0,), range(10))
+    by_round = [f for f in scale(found) if f.p_value is not None]
+    assert [f.statistic for f in by_round] == pytest.approx([1.0], abs=0.25)  # the least noisy bias has 20 draws
+    norms = {c.norm for c in found.contributions}
+    assert norms == {1.01, 2.0, 10.0, 100.0}
+    assert {c.canary for c in found.contributions} >= {"all layers", "biases and shifts", "weights and scales"}
+
+
+def test_every_example_shown_carries_its_noise():
+    made = mechanism([{"name": "fed-cdp"}])
+    rows = audit.run(made, tap="example", methods=("noise",))
+    assert {row.test for row in rows} == {"scale", "correlation", "clip"} and not any(row.alarm for row in rows)
+    assert any("correlation of examples" in row.reason for row in rows)
+
+
+def test_noise_of_a_round_is_compared_with_that_rounds_z():
+    by_round = Release("client", "client", "gaussian", 1.0, "round", "update", by_round=(3.0, 2.0, 1.0))
+    assert [declared_z(by_round, t) for t in range(3)] == [3.0, 2.0, 1.0]
+    later = dataclasses.replace(by_round, stage="broadcast", by_round=(1.0, 2.0, 3.0))
+    assert declared_z(later, 2) == 2.0, "which round a broadcast is counted in is left open: the lower one holds"
+
+
+def test_noise_that_forgets_the_weights_is_caught(patch):
+    made = sdp()
+    assert made.simulator.task.setting.max_weight > 1.8
+    blind = lambda self, total, at: noise.add(total, noise.gaussian(at.key, total, self.noise * self.clip))  # noqa: E731
+    patch.setattr(FedSDP, "aggregate", blind)
+    rows = audit.run(made, tap="release", unit="client", methods=("noise",))
+    assert any(row.alarm and row.test == "scale" for row in rows)
+
+
+# --- bounds
+
+
+def test_trials_show_what_the_declared_noise_lets_them():
+    """The bound measured is the one to expect of the declared z: neither mechanism nor certificate is off."""
+    where = {"tap": "release", "unit": "example"}  # of which a client's clip bounds half of what it can change
+    (row,) = audit.run(sdp(), **where, methods=("trials",), trials=100_000, rounds=1, steps=1, confidence=0.95)
+    expected = statistics.trials_reach(3.0, 100_000, row.delta, 0.05)
+    assert row.multiplier == pytest.approx(3.0)
+    assert row.epsilon_certified > row.epsilon_lower > expected - 0.15
+
+
+@pytest.mark.slow
+def test_several_steps_and_rounds_compose():
+    made = federation(MLP)
+    (row,) = audit.run(made, methods=("trials",), trials=20_000, rounds=3, steps=4)
+    z = row.multiplier / math.sqrt(12)
+    assert row.releases == 12 and row.epsilon_certified == pytest.approx(certificates.gaussian_epsilon(z, 1e-5))
+    assert row.epsilon_certified > row.epsilon_lower > statistics.trials_reach(z, 20_000, 1e-5, 1e-3) - 0.4
+
+
+def test_one_run_and_the_curve_catch_missing_noise_and_say_by_which_score(patch):
+    made = mechanism([{"name": "fed-cdp", "placement": "batch"}])
+    silent(patch)
+    rows = audit.run(made, methods=("one-run", "f-dp"), canaries=300)
+    assert [row.method for row in rows] == ["one-run", "f-dp"]
+    for row in rows:
+        assert row.violated and row.alarm and row.score in row.caught_by
+        assert set(row.scores) >= {"pooled", "layer 0", "step 1", "round 1", "step 0 minus step 1"}
+    with pytest.raises(RunError, match="the certificate does not hold: unit .* leaks ε ≥"):
+        audit.check_certificates(rows)
+
+
+@pytest.mark.slow
+def test_half_the_noise_is_caught_by_trials(patch):
+    made = sdp()
+    noise_halved(patch)
+    (row,) = audit.run(made, tap="release", unit="client", methods=("trials",))
+    assert row.violated and row.epsilon_lower > row.epsilon_certified and row.reach > row.epsilon_certified
+
+
+def test_without_noise_there_is_no_certificate_but_a_bound():
+    rows = audit.run(federation(MLP, defense=[{"name": "none"}]), trials=2000, canaries=60)
+    assert {(row.unit, row.tap) for row in rows} == {("example", "client"), ("client", "client")}
+    for row in rows:
+        assert row.epsilon_certified is None and not row.violated and row.epsilon_lower > 1.5 and row.reason
+
+
+# --- certificates
+
+
+def test_the_certificate_is_that_of_the_releases_that_are_read():
+    made = federation(MLP)
+    task = made.simulator.task
+    one, four = (
+        certificates.certificate(task.defenses, task.setting, Attacked("client", "example", rounds, 2), 1e-5)
+        for rounds in (1, 2)
+    )
+    assert (one.releases, four.releases) == (2, 4) and one.epsilon < four.epsilon
+    assert four.together == pytest.approx(task.defenses[0].noise / math.sqrt(task.setting.layers) / 2)
+
+
+def test_defences_together_are_compared_where_the_ledger_has_a_row():
+    both = [{"name": "fed-cdp", "placement": "batch"}, {"name": "fed-sdp", "placement": "client"}]
+    task = mechanism(both).simulator.task
+    found = certificates.certificate(task.defenses, task.setting, Attacked("client", "client"), 1e-5)
+    assert found.epsilon is not None
+    open_tap = certificates.certificate(task.defenses, task.setting, Attacked("example", "example"), 1e-5)
+    assert open_tap.epsilon is None and open_tap.reason
+
+
+# --- rows and refusals
+
+
+def test_rows_are_plain_data_and_confidence_is_shared():
+    made = sdp()
+    where = {"tap": "release", "unit": "client"}
+    one = audit.run(made, **where, methods=("one-run",), canaries=50)[0]
+    assert json.loads(json.dumps(one.as_dict()))["by_seed"] == [one.epsilon_lower]
+    many = audit.run(made, **where, methods=("one-run",), seeds=4, canaries=50)[0]
+    assert many.reach < one.reach, "each of several bounds must have less of the error"
+    assert {f.name for f in dataclasses.fields(one)} == set(one.as_dict())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"tap": "serve"}, "did you mean 'server'"),
+        ({"unit": "record"}, "takes one of: client, example"),
+        ({"trials": 5}, "takes 1000 to"),
+        ({"seeds": 0}, "takes 1 to"),
+        ({"rounds": 0}, "takes 1 to"),
+        ({"confidence": 1.0}, "between 0 and 1"),
+        ({"methods": ("two-run",)}, "did you mean 'one-run'"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, says):
+    with pytest.raises(ConfigError, match=says):
+        audit.run(sdp(), **arguments)
+
+
+def test_a_defence_that_measures_the_model_is_refused():
+    with pytest.raises(ConfigError, match="cannot be audited"):
+        audit.run(federation(MLP, defense=[{"name": "dpfl"}]))
+
+
+def test_the_command_prints_rows_and_fails_on_an_alarm(patch, fedveil_cli, tmp_path):
+    settings = ("defense.name=fed-sdp", "model.name=logistic", "train.local_steps=1", "data.clients=20")
+    arguments = ["audit", *(part for s in settings for part in ("-s", s)), "--method", "noise"]
+    sound = fedveil_cli(*arguments, cwd=tmp_path)
+    assert sound.code == 0 and "holds" in sound.out and "ALARM" not in sound.out
+    assert sound.err.startswith("preparing")
+    silent(patch)
+    broken = fedveil_cli(*arguments, "--json", cwd=tmp_path)
+    assert broken.code == 1 and "the noise is not what is declared" in broken.err
+    assert any(row["alarm"] and row["caught_by"] for row in json.loads(broken.out))
