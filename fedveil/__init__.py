@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from fedveil.accounting.registry import register_accountant
     from fedveil.api import federation, train
     from fedveil.data.arrays import from_arrays
     from fedveil.data.load import load as load_dataset
+    from fedveil.defenses.catalog import register_defense
     from fedveil.models.adapters import from_equinox, from_flax, from_functions, from_torch
 
 __all__ = [
@@ -28,6 +30,8 @@ __all__ = [
     "from_functions",
     "from_torch",
     "load_dataset",
+    "register_accountant",
+    "register_defense",
     "train",
 ]
 
@@ -36,6 +40,8 @@ _WHERE = {
     "federation": ("fedveil.api", "federation"),
     "from_arrays": ("fedveil.data.arrays", "from_arrays"),
     "load_dataset": ("fedveil.data.load", "load"),
+    "register_accountant": ("fedveil.accounting.registry", "register_accountant"),
+    "register_defense": ("fedveil.defenses.catalog", "register_defense"),
     "from_functions": ("fedveil.models.adapters", "from_functions"),
     "from_flax": ("fedveil.models.adapters", "from_flax"),
     "from_equinox": ("fedveil.models.adapters", "from_equinox"),

@@ -11,6 +11,7 @@ import numpy as np
 from fedveil.assemble import Federation, prepare
 from fedveil.config import SECTIONS, Config, from_dict, load, resolve
 from fedveil.core.errors import ConfigError, show
+from fedveil.core.keys import Draws
 from fedveil.data.arrays import from_arrays
 from fedveil.data.dataset import Dataset
 from fedveil.models.net import Model
@@ -23,11 +24,18 @@ Arrays = Dataset | Sequence[np.ndarray]
 IN_MEMORY = "(arrays in memory)"
 
 
-def federation(settings: Settings = None, *, data: Arrays | None = None, model: Model | None = None) -> Federation:
+def federation(
+    settings: Settings = None,
+    *,
+    data: Arrays | None = None,
+    model: Model | None = None,
+    draws: Draws | None = None,
+) -> Federation:
     """A federation ready to train or to be observed.
 
     `settings`: nested dicts as in a config file, a `Config`, or the path of a TOML file. `data`: a `Dataset`, or arrays
-    `(x, y)` or `(x, y, x_test, y_test)`. `model`: anything with `init(key)` and `apply(params, x)`.
+    `(x, y)` or `(x, y, x_test, y_test)`. `model`: anything with `init(key)` and `apply(params, x)`. `draws`: what cohorts,
+    batches and noise come from; by default `train.noise_seed`, or a new secret.
     """
     if model is not None and (isinstance(model, type) or not isinstance(model, Model)):
         takes = "takes an object with init(key) and apply(params, x); the name of a model goes into the settings"
@@ -37,7 +45,7 @@ def federation(settings: Settings = None, *, data: Arrays | None = None, model: 
     if data is not None:
         dataset = data if isinstance(data, Dataset) else _from_sequence(data)
         config = config.model_copy(update={"data": config.data.model_copy(update={"name": "file", "file": IN_MEMORY})})
-    return prepare(config, dataset=dataset, model=model)
+    return prepare(config, dataset=dataset, model=model, draws=draws)
 
 
 def train(
@@ -55,9 +63,11 @@ def train(
     if out == "":
         raise ConfigError("out", out, "takes the folder of a run: leave it out to write none")
     run = RunFolder.open(Path(out)) if resume and out is not None else None
-    ready = federation(run.config if run and settings is None else settings, data=data, model=model)
-    if run is not None:
-        _check_same(ready.config, resolve(load(run.config)))
+    own = load(run.config) if run is not None else None
+    draws = run.draws(own.train.noise_seed) if run is not None and own is not None else None
+    ready = federation(own if settings is None else settings, data=data, model=model, draws=draws)
+    if own is not None:
+        _check_same(ready.config, resolve(own))
     elif out is not None:
         run = RunFolder.create(Path(out))
     return _train(ready, run, progress)

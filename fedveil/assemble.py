@@ -11,6 +11,7 @@ import numpy as np
 from fedveil.accounting import calibrate
 from fedveil.config import Config, resolve
 from fedveil.core.errors import ConfigError
+from fedveil.core.keys import Draws
 from fedveil.core.setting import Setting
 from fedveil.data.dataset import Dataset
 from fedveil.data.partition import Partition
@@ -57,11 +58,13 @@ def prepare(
     model: Model | None = None,
     trainable: bool = True,
     partition: Partition | None = None,
+    draws: Draws | None = None,
 ) -> Federation:
     """Loads the data and builds everything a run needs; all errors of usage come from here, before anything is written.
 
     A caller's own dataset or model takes the place of the named one; its own partition that of the config, where clients
     hold their data themselves. `trainable` false: for attacks on the first round, pictures too few to train on will do.
+    `draws`: those of a run that is resumed or attacked; by default `train.noise_seed`, or a new secret.
     """
     config = resolve(config, trainable=trainable)
     data = config.data
@@ -74,7 +77,8 @@ def prepare(
         partition = partition_of(config, dataset.train.y, dataset.classes)
     law = batch_law(config, partition)
     task = _task(config, dataset, partition, law, model)
-    context = FederationContext(replace(task, defenses=()), dataset, partition, law, config.train.seed)
+    draws = draws or Draws.of(config.train.noise_seed)
+    context = FederationContext(replace(task, defenses=()), dataset, partition, law, draws)
     task = replace(task, defenses=tuple(defense.prepare(context) for defense in task.defenses))
     train, speed = config.train, config.speed
     assert train.lr is not None and train.lr_end is not None and train.rounds is not None
@@ -86,6 +90,7 @@ def prepare(
         law,
         Schedule(train.lr, train.lr_end, train.rounds),
         seed=train.seed,
+        draws=draws,
         faults=Faults(train.dropout, train.late),
         engine=speed.engine,
         chunk=None if speed.chunk == "auto" else speed.chunk,

@@ -33,7 +33,6 @@ from fedveil.data.catalog import DATASETS
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.split import SPLITS
 from fedveil.defenses.catalog import make_all, resolved
-from fedveil.defenses.squeeze import Squeeze
 from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS
 
 SAMPLINGS = ("auto", "fixed", "poisson", "with-replacement")
@@ -157,7 +156,13 @@ class TrainConfig(Section):
     secure_aggregation: bool = Field(False, description="the server sees sums only")
     budget: Budget | None = Field(None, description="{epsilon, delta, tap, unit}: stop before exceeding it")
     eval_every: int | None = Field(None, ge=1, description="rounds between evaluations (a twentieth of the rounds)")
-    seed: int = Field(0, ge=0, le=2**32 - 1, description="seed of everything random")
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="seed of the partition and the initial model")
+    noise_seed: int | None = Field(
+        None,
+        ge=0,
+        le=2**32 - 1,
+        description="seed of cohorts, batches and noise: a reproducible run, never certified (unset: secret draws)",
+    )
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainConfig:
@@ -467,7 +472,7 @@ def _resolve_train(config: Config) -> TrainConfig:
         takes = "needs a defence with a privacy account: without one no budget can be kept, so leave it out"
         raise ConfigError("train.budget", train.budget.model_dump(), takes)
     rounds = train.rounds or info.rounds
-    squeezed = next((d.steps for d in defenses if isinstance(d, Squeeze)), None)
+    squeezed = next((d.fixed_local_steps for d in defenses if d.fixed_local_steps), None)
     if squeezed and train.local_epochs:
         takes = f"squeeze shares after {squeezed} local steps: leave out train.local_epochs"
         raise ConfigError("train.local_epochs", train.local_epochs, takes)

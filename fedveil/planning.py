@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedveil.accounting.transcript import Transcript, planned
 from fedveil.config import Config, resolve
 from fedveil.core.errors import ConfigError
 from fedveil.core.setting import Setting
@@ -27,6 +28,10 @@ class Plan:
     config: Config
     defenses: tuple[Defense, ...]
     setting: Setting
+
+    def transcript(self, rounds: int | None = None) -> Transcript:
+        """The transcript of its rounds, or of another number of them, before any has happened."""
+        return planned(self.defenses, self.setting, self.setting.rounds if rounds is None else rounds)
 
 
 # Partitions whose sizes and copies do not depend on which example has which label.
@@ -144,7 +149,18 @@ def make_setting(config: Config, partition: Partition, law: BatchLaw, model: Mod
         sizes=sizes,
         copies=partition.copies(),
         examples=examples,
+        lr_end=train.lr_end,
+        max_share=_largest_share(weights, train.per_round, train.sampling),
+        secret_draws=train.noise_seed is None,
     )
+
+
+def _largest_share(weights: np.ndarray, per_round: int, sampling: str) -> float:
+    """The largest share of one client's message in a round's mean: the heaviest client among the lightest others."""
+    ordered = np.sort(weights)
+    if sampling != "fixed" or len(ordered) < per_round:
+        return float(ordered[-1] / per_round)
+    return float(ordered[-1] / (ordered[-1] + ordered[: per_round - 1].sum()))
 
 
 def _layers(model: Model) -> int:

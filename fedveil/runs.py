@@ -6,6 +6,7 @@
 | `run.json` | versions, device, dataset note, status, result |
 | `metrics.jsonl` | one line per round |
 | `checkpoint.npz` | parameters, server state and round, replaced atomically |
+| `secret.key` | the secret that cohorts, batches and noise come from, readable by its owner alone; never to be published |
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import numpy as np
 
 from fedveil.core.errors import ConfigError, RunError
 from fedveil.core.jsontext import to_json
+from fedveil.core.keys import Draws
 from fedveil.core.lazy import Lazy
 
 if TYPE_CHECKING:
@@ -112,6 +114,10 @@ class RunFolder:
         return self.path / "checkpoint.npz"
 
     @property
+    def secret(self) -> Path:
+        return self.path / "secret.key"
+
+    @property
     def how_to_go_on(self) -> str:
         """What to tell the user of a run that has not ended."""
         return f"go on with: fedveil train --resume {shlex.quote(str(self.path))}"
@@ -129,7 +135,7 @@ class RunFolder:
 
     def clear_leftovers(self) -> None:
         """Removes what a killed process was writing: files that never got their name."""
-        for name in ("config.toml", "run.json", self.metrics.name, self.checkpoint.name):
+        for name in ("config.toml", "run.json", self.metrics.name, self.checkpoint.name, self.secret.name):
             for left in self.path.glob(f".{name}.????????"):
                 left.unlink(missing_ok=True)
 
@@ -144,6 +150,29 @@ class RunFolder:
     def write_info(self, **changes: object) -> None:
         """Updates `run.json`."""
         write_text(self.path / "run.json", to_json({**self.read_info(), **changes}, indent=2) + "\n")
+
+    def keep(self, draws: Draws) -> None:
+        """Writes the secret of the run's draws, readable by its owner alone; draws by a seed have none."""
+        if draws.secret is not None:
+            text = draws.secret.hex() + "\n"
+            write_atomic(self.secret, lambda file: file.write(text.encode()))  # mode 0600, as `mkstemp` makes it
+
+    def draws(self, noise_seed: int | None) -> Draws:
+        """What the run draws from: `train.noise_seed` of its config, or the secret in its folder."""
+        if noise_seed is not None:
+            return Draws(noise_seed)
+        try:
+            return Draws(secret=bytes.fromhex(self.secret.read_text(encoding="ascii")))
+        except FileNotFoundError:
+            raise RunError(
+                f"{self.secret} is missing: without it the draws of this run cannot be made again, so it can be neither "
+                "resumed nor attacked. A run from before secret draws: set train.noise_seed in its config.toml to its "
+                "train.seed"
+            ) from None
+        except OSError as error:
+            raise RunError(f"{self.secret} cannot be read ({error.strerror}): only its owner may read it") from None
+        except ValueError:
+            raise RunError(f"{self.secret} is damaged: the draws of this run cannot be made again") from None
 
     def save(self, state: Tree, round_: int, seconds: float) -> None:
         """Replaces the checkpoint: waits for the device, writes, syncs, renames."""

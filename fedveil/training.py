@@ -11,10 +11,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fedveil.accounting import ledger
+from fedveil.accounting import ledger, transcript
 from fedveil.assemble import Federation, prepare
 from fedveil.config import load, to_toml
-from fedveil.core.errors import Interrupted
+from fedveil.core.errors import Interrupted, RunError
 from fedveil.models.layers import Params
 from fedveil.rounds.server import ServerState
 from fedveil.rounds.simulate import RoundReport
@@ -90,9 +90,10 @@ def train(
 
 
 def resume(path: Path, progress: Callable[[Row], None] | None = None) -> Result:
-    """Goes on with the run in a folder, from its own config."""
+    """Resumes the run in a folder, from its own config and draws."""
     run = RunFolder.open(path)
-    return train(prepare(load(run.config)), run, progress)
+    config = load(run.config)
+    return train(prepare(config, draws=run.draws(config.train.noise_seed)), run, progress)
 
 
 class _Training:
@@ -106,6 +107,11 @@ class _Training:
         self.last_flush = self.last_save = time.monotonic()
         self.save_cost = 0.0
         self.started, self.compiled, self.earlier = time.monotonic(), 0.0, 0.0
+        task = self.simulator.task
+        file = run.path / transcript.FILE if run is not None else None
+        self.recorder = transcript.Recorder(
+            transcript.start(task.defenses, task.setting, self.simulator.draws.fingerprint), file
+        )
 
     def go(self) -> Result:
         every = self.federation.config.train.eval_every
@@ -117,6 +123,7 @@ class _Training:
         with SoftStop() as stop:
             while done < rounds:
                 state, report = self.simulator.round(state, done)
+                self._record(report)
                 self.waiting.append(report)
                 done += 1
                 scores = self.simulator.evaluate(state.params) if done % every == 0 or done == rounds else None
@@ -126,6 +133,16 @@ class _Training:
                     raise self._stopped(done, rounds)
         accuracy, loss = scores or self.simulator.evaluate(state.params)
         return self._finish(state, accuracy, loss, rounds)
+
+    def _record(self, report: RoundReport) -> None:
+        """Writes down what a round executed, before its result is used."""
+        task, lr = self.simulator.task, self.simulator.schedule.at(report.round)
+        entry = transcript.executed(task.defenses, task.setting, report.round, lr, report.chosen, report.lost)
+        if self.run is None:
+            self.recorder.append(entry)
+            return
+        with self.run.writing():
+            self.recorder.append(entry)
 
     def _stopped(self, done: int, rounds: int) -> Interrupted:
         if self.run is None:
@@ -148,13 +165,17 @@ class _Training:
             return self._begin_run(self.run, state)
 
     def _begin_run(self, run: RunFolder, state: ServerState) -> tuple[ServerState, int]:
-        """Makes the folder a run under way: its config, and metrics that end where its checkpoint does."""
+        """Makes the folder a run under way: its secret, its config, and metrics that end where its checkpoint does."""
         if not run.config.exists():
+            run.keep(self.simulator.draws)  # first: a run that has a config can be resumed
             write_text(run.config, to_toml(self.federation.config))
+        elif run.draws(self.federation.config.train.noise_seed) != self.simulator.draws:
+            raise RunError(f"{run.path} was begun with other draws: prepare the federation with those of the run")
         done, restored = 0, run.restore(state)
         if restored is not None:
             state, done, self.earlier = self.simulator.adopt(restored.state), restored.round, restored.seconds
         run.clear_leftovers()
+        self._open_transcript(run, done)
         run.rewind(done)
         self.history = run.read_metrics()
         run.write_info(
@@ -165,6 +186,13 @@ class _Training:
             **environment(),
         )
         return state, done
+
+    def _open_transcript(self, run: RunFolder, done: int) -> None:
+        if done and not (run.path / transcript.FILE).exists():
+            raise RunError(
+                f"{run.path} has rounds behind it and no {transcript.FILE}: start the run anew to account for it"
+            )
+        self.recorder.begin()
 
     def _flush(self, scores: tuple[float, float] | None, now: bool = False) -> None:
         """Turns finished rounds into metrics rows; waits for the device, so not after every round of a fast run."""
@@ -178,8 +206,11 @@ class _Training:
             self.history.append(row)
             if self.progress:
                 self.progress(row)
+        for row in rows:
+            self.recorder.outcome(int(row["round"]), dropped=int(row["not_finite"]))
         if self.run is not None:
             with self.run.writing():
+                self.recorder.sync()
                 self.run.append(rows)
         self.waiting = []
         self.last_flush = time.monotonic()
@@ -196,11 +227,9 @@ class _Training:
         self.last_save = time.monotonic()
         self.save_cost = max(self.last_save - waited, 0.002)
 
-    def _ledger(self, rounds: int) -> list[ledger.Row]:
-        """The account of the rounds so far; where updates were dropped for not being finite, without their noise."""
-        task = self.simulator.task
-        lost = any(row["not_finite"] for row in self.history)
-        return ledger.rows(task.defenses, task.setting, rounds, lost_noise=lost, accountants=("paper", "pld"))
+    def _ledger(self) -> list[ledger.Row]:
+        """The account of the rounds so far."""
+        return ledger.rows(self.recorder.transcript(), accountants=("paper", "pld"))
 
     def _finish(self, state: ServerState, accuracy: float, loss: float, rounds: int) -> Result:
         seconds, compile_seconds = self._seconds()
@@ -214,7 +243,7 @@ class _Training:
             run=self.run.path if self.run else None,
             params=state.params,
             history=self.history,
-            ledger=self._ledger(rounds),
+            ledger=self._ledger(),
             stopped=self.federation.stops,
         )
         if self.run is not None:

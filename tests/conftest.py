@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import os
 import signal
@@ -22,6 +23,28 @@ class Answer:
     out: str
     err: str
     warned: list[str]  # warnings that a terminal would show on stderr
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_secret() -> Iterator[Callable[[], bytes]]:
+    """One secret for all federations that tests make: so tests repeat, and two federations of a test draw alike.
+
+    It gives what it stands for. Processes that a test starts have secrets of their own: give them train.noise_seed.
+    """
+    from fedveil.core import keys
+
+    real = keys.fresh_secret
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys, "fresh_secret", lambda: hashlib.sha256(b"of the tests").digest())
+        yield real
+
+
+@pytest.fixture
+def true_secrets(one_secret: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Secrets from the operating system, as outside of tests."""
+    from fedveil.core import keys
+
+    monkeypatch.setattr(keys, "fresh_secret", one_secret)
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ X = (np.eye(3, 6)[Y] + 0.2 * RNG.normal(size=(240, 6))).astype(np.float32)
 SETTINGS = {
     "data": {"clients": 8, "per_client": 20},
     "model": {"name": "logistic"},
-    "train": {"rounds": 6, "per_round": 4, "local_steps": 5, "lr": 0.5, "eval_every": 2},
+    "train": {"rounds": 6, "per_round": 4, "local_steps": 5, "lr": 0.5, "eval_every": 2, "noise_seed": 0},
 }
 
 

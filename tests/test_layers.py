@@ -25,6 +25,7 @@ LAYERS = (
     ("config",),
     ("runs",),
     ("planning",),
+    ("run_account",),
     ("assemble",),
     ("training",),
     ("api",),

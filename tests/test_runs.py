@@ -37,6 +37,7 @@ SETTINGS = [
     "train.dropout=0.1",
     "train.lr_end=0.01",
     "train.eval_every=4",
+    "train.noise_seed=0",
 ]
 OPTIONS = [part for setting in SETTINGS for part in ("-s", setting)]
 
@@ -72,7 +73,7 @@ def undisturbed(federation, tmp_path_factory):
 @pytest.fixture
 def prepared(federation, monkeypatch):
     """Commands take the federation of this module instead of building and compiling their own."""
-    monkeypatch.setattr("fedveil.assemble.prepare", lambda config: federation)
+    monkeypatch.setattr("fedveil.assemble.prepare", lambda config, **_: federation)
 
 
 def arrays(path: Path):
@@ -167,7 +168,7 @@ def test_a_terminated_run_stops_like_an_interrupted_one(federation, undisturbed,
     ids=["while preparing", "a second time while training"],
 )
 def test_an_interrupt_at_once_says_so(where, prepared, tmp_path, fedveil_cli, monkeypatch):
-    monkeypatch.setattr(where, lambda *_: interrupt())
+    monkeypatch.setattr(where, lambda *_, **__: interrupt())
     answer = fedveil_cli("train", *OPTIONS, "--out", "run", cwd=tmp_path)
     assert answer.code == 130 and answer.out == ""
     hint = "; go on with: fedveil train --resume run" if (tmp_path / "run").exists() else ""

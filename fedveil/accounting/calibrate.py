@@ -5,15 +5,13 @@ Both search over the ledger's own certificate (`ledger.certified`), so that what
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from fedveil.accounting import ledger
+from fedveil.accounting import ledger, seeded, transcript
 from fedveil.core.errors import ConfigError
 from fedveil.core.setting import Setting
-from fedveil.defenses.base import Defense
+from fedveil.defenses.base import Defense, Dial
 
 MOST_ROUNDS = 10_000_000
 CLOSE = 0.995  # a found ε is at least so much of the one that was asked for
@@ -30,7 +28,14 @@ class Goal:
     adjacency: str | None = None  # None: the one that the ledger prints first
 
     def row(self, defenses: Sequence[Defense], setting: Setting, rounds: int) -> ledger.Row:
-        return ledger.certified(defenses, setting, rounds, self.tap, self.unit, self.delta, self.adjacency)
+        """The certificate of the plan: what is searched for does not depend on whether draws follow a seed."""
+        planned = transcript.planned(defenses, seeded.as_planned(setting), rounds)
+        return ledger.certified(planned, self.tap, self.unit, self.delta, self.adjacency)
+
+    def result(self, defenses: Sequence[Defense], setting: Setting, rounds: int) -> ledger.Row:
+        """The row of what was found; not certified where draws follow a seed."""
+        row = self.row(defenses, setting, rounds)
+        return row if setting.secret_draws else seeded.uncertified([row])[0]
 
     @property
     def seat(self) -> str:
@@ -50,17 +55,16 @@ class Found:
 
 def noise_for(defenses: Sequence[Defense], setting: Setting, goal: Goal) -> Found:
     """The least noise that keeps the goal over the setting's rounds."""
-    place, key = _dial(defenses, goal)
-    start = float(getattr(defenses[place], key)) or 1.0
-    rises = key == "epsilon"  # a claimed ε: the larger, the less noise
+    place, dial = _dial(defenses, goal)
+    key, start = dial.key, dial.value or 1.0
 
     def at(value: float) -> ledger.Row:
-        return goal.row(_turned(defenses, place, key, value, start), setting, setting.rounds)
+        return goal.row(_turned(defenses, place, dial, value), setting, setting.rounds)
 
     def keeps(row: ledger.Row) -> bool:
         return row.certified and row.epsilon is not None and row.epsilon <= goal.epsilon
 
-    factor = 0.5 if rises else 2.0
+    factor = 0.5 if dial.rises else 2.0
     if not at(start).certified and at(start).epsilon is None and not keeps(at(start * factor**10)):
         raise _impossible(goal, at(start), key)
     if keeps(at(start)):
@@ -79,20 +83,21 @@ def noise_for(defenses: Sequence[Defense], setting: Setting, goal: Goal) -> Foun
             break
         middle = (enough * short) ** 0.5
         enough, short = (middle, short) if keeps(at(middle)) else (enough, middle)
-    return Found(place, key, enough, setting.rounds, at(enough))
+    turned = _turned(defenses, place, dial, enough)
+    return Found(place, key, enough, setting.rounds, goal.result(turned, setting, setting.rounds))
 
 
 def rounds_with(defenses: Sequence[Defense], setting: Setting, goal: Goal, noise: float) -> Found:
     """The most rounds that keep the goal with this noise."""
-    place, key = _dial(defenses, goal)
-    turned = _turned(defenses, place, key, noise, float(getattr(defenses[place], key)) or 1.0)
+    place, dial = _dial(defenses, goal)
+    key, turned = dial.key, _turned(defenses, place, dial, noise)
     rounds = rounds_for(turned, setting, goal)
     if rounds == 0:
         one = goal.row(turned, setting, 1)
         shown = "more than can be computed" if one.epsilon is None else f"{one.epsilon:.4g}"
         takes = f"one round alone costs {shown} at {goal.seat} with {key} = {noise:g}: raise it, or --epsilon"
         raise ConfigError("--noise", noise, takes)
-    return Found(place, key, noise, rounds, goal.row(turned, setting, rounds))
+    return Found(place, key, noise, rounds, goal.result(turned, setting, rounds))
 
 
 def rounds_for(defenses: Sequence[Defense], setting: Setting, goal: Goal, most: int = MOST_ROUNDS) -> int:
@@ -126,25 +131,20 @@ def _first(holds: Callable[[float], bool], start: float, factor: float) -> float
     return None
 
 
-def _dial(defenses: Sequence[Defense], goal: Goal) -> tuple[int, str]:
+def _dial(defenses: Sequence[Defense], goal: Goal) -> tuple[int, Dial]:
     """Which key of which defence holds the noise that this tap and unit are behind."""
     for place, defense in enumerate(defenses):
-        if defense.name == "2dp-fl":
-            return place, "server_noise" if goal.unit == "client" else "noise"
-        if defense.private:
-            return place, "noise" if hasattr(defense, "noise") else "epsilon"
+        dial = defense.dial(goal.unit)
+        if dial is not None:
+            return place, dial
     names = ", ".join(d.name for d in defenses)
     raise ConfigError("defense", names, "has no privacy account: calibrate fed-cdp, fed-sdp, 2dp-fl, nbafl or dpfl")
 
 
-def _turned(defenses: Sequence[Defense], place: int, key: str, value: float, start: float) -> list[Defense]:
-    """The defences with one key set; a schedule of the noise keeps its shape."""
-    made: list[Defense] = list(defenses)
-    changes: dict[str, Any] = {key: value}
-    end = getattr(made[place], "noise_end", None)
-    if key == "noise" and end is not None:
-        changes["noise_end"] = end * value / start
-    made[place] = dataclasses.replace(made[place], **changes)  # type: ignore[type-var]
+def _turned(defenses: Sequence[Defense], place: int, dial: Dial, value: float) -> list[Defense]:
+    """The defences with one dial turned."""
+    made = list(defenses)
+    made[place] = made[place].turned(dial, value)
     return made
 
 

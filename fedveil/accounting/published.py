@@ -23,27 +23,35 @@ from functools import lru_cache
 from typing import Any
 
 from fedveil.accounting import accountants
-from fedveil.core.lazy import Lazy
-from fedveil.core.setting import Setting
-from fedveil.defenses.base import Defense
-
-np: Any = Lazy("numpy")
-special: Any = Lazy("scipy.special")
-stats: Any = Lazy("scipy.stats")
-dp: Any = Lazy("dp_accounting")
-rdps: Any = Lazy("dp_accounting.rdp.rdp_privacy_accountant")
+from fedveil.accounting.composition import Round
+from fedveil.core.events import Claim
 
 MOMENT_ORDERS = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *range(5, 64), 128, 256, 512)
 RULES = ("moments", "basic", "advanced", "optimal", "zcdp")
 CLAIM = "as published; not certified"
 
 
-def rows(defenses: Sequence[Defense], setting: Setting, rounds: int, delta: float) -> Iterator[dict[str, Any]]:
-    """The claims of every defence that makes one, as fields of ledger rows."""
-    for defense in defenses:
-        claims = _CLAIMS.get(defense.name)
-        if claims is not None:
-            yield from claims(defense, setting, rounds, delta)
+def rows(claims: Sequence[Claim], rounds: int, delta: float) -> Iterator[dict[str, Any]]:
+    """The claims of a transcript after its rounds, as fields of ledger rows."""
+    for claim in claims:
+        if claim.sigma is None:
+            own = delta if claim.delta is None else claim.delta
+            reason = claim.reason if claim.epsilon is None else f"{CLAIM}: {claim.reason}"
+            yield _row(claim.tap, claim.unit, claim.rule, claim.epsilon, own, reason, adjacency=claim.adjacency)
+        else:
+            yield from _of_sampled(claim, claim.sigma, rounds, delta)
+
+
+def _of_sampled(claim: Claim, sigma: float, rounds: int, delta: float) -> Iterator[dict[str, Any]]:
+    """A claim on sampled Gaussians: by all rules, or by the moments accountant with a remark."""
+    steps = rounds * claim.steps_per_round
+    assumptions = tuple(text.format(steps=steps, rounds=rounds) for text in claim.assumptions)
+    if claim.rule == "sampled":
+        yield from _sampled(claim.unit, sigma, claim.rate, steps, delta, assumptions)
+        return
+    found = moments(sigma, claim.rate, steps, delta)
+    reason = f"{CLAIM}: {claim.reason}"
+    yield _row(claim.tap, claim.unit, claim.rule, found, delta, reason, assumptions=assumptions)
 
 
 def _row(
@@ -53,32 +61,7 @@ def _row(
     return {"tap": tap, "unit": unit, "rule": rule, "epsilon": epsilon, "delta": delta, "reason": reason, **fields}
 
 
-# --- fed-cdp
-
-
-def _fed_cdp(defense: Any, setting: Setting, rounds: int, delta: float) -> Iterator[dict[str, Any]]:
-    if not defense.noise:
-        return
-    examples = setting.examples or setting.clients * setting.smallest
-    rate = min(1.0, setting.batch * setting.per_round / examples)
-    steps = rounds * setting.local_steps
-    assumptions = (f"a global Poisson sample of rate q = B·Kt/N = {rate:.4g} at each of {steps} steps",)
-    yield from _sampled("example", defense.noise, rate, steps, delta, assumptions)
-    claim = moments(defense.noise, rate, steps, delta)
-    reason = f"{CLAIM}: joint differential privacy keeps the unit, one example; it says nothing of a whole client"
-    yield _row("release", "client", "joint", claim, delta, reason, assumptions=assumptions)
-
-
-def _fed_sdp(defense: Any, setting: Setting, rounds: int, delta: float) -> Iterator[dict[str, Any]]:
-    if not defense.noise:
-        return
-    rate = min(1.0, setting.per_round / setting.clients)
-    assumptions = (f"a Poisson sample of clients of rate q = Kt/K = {rate:.4g} in each of {rounds} rounds",)
-    yield from _sampled("client", defense.noise, rate, rounds, delta, assumptions)
-    if defense.placement != "client":
-        reason = f"{CLAIM}: the paper counts leakage at the server as closed; here the server sees clean updates"
-        claim = moments(defense.noise, rate, rounds, delta)
-        yield _row("server", "client", "moments", claim, delta, reason, assumptions=assumptions)
+# --- rules for sampled Gaussians
 
 
 def _sampled(
@@ -95,26 +78,29 @@ def _sampled(
 @lru_cache(maxsize=256)
 def moments(sigma: float, rate: float, steps: int, delta: float) -> float | None:
     """The classic moments accountant as the paper used it: one step too many, the classic conversion."""
-    one = rdps.RdpAccountant(orders=MOMENT_ORDERS)
-    with accountants.quietly():
-        one.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(sigma)))
-    orders = np.asarray(MOMENT_ORDERS)
-    return _finite(np.min((steps + 1) * np.asarray(one._rdp) + math.log(1.0 / delta) / (orders - 1.0)))
+    import numpy as np
+
+    from fedveil.accounting import rdp
+
+    cost = rdp.poisson_gaussian(sigma, rate, MOMENT_ORDERS)
+    return _finite(np.min((steps + 1) * cost + math.log(1.0 / delta) / (np.asarray(MOMENT_ORDERS) - 1.0)))
 
 
 @lru_cache(maxsize=256)
 def moments_pld(sigma: float, rate: float, steps: int, delta: float) -> float | None:
     """The same sampled Gaussian steps, as many as were made, by privacy loss distributions."""
-    deviation, furthest = accountants.one_step(sigma, rate)
-    grid = min(accountants.grid_for(deviation, steps, furthest, delta), accountants.COARSEST)
-    one = accountants.sampled_gaussian(sigma, rate, grid)
-    return _finite(one.self_compose(steps).get_epsilon_for_delta(delta))
+    one = Round(((1.0, sigma),), rate=rate, hidden=True)
+    return accountants.epsilon(((one, steps),), delta, "pld")
 
 
 def _one_step(sigma: float, rate: float, delta: float) -> tuple[float, float]:
-    """(ε, δ) of one sampled Gaussian with so much of δ: the analytic Gaussian, amplified."""
+    """(ε, δ) of one sampled Gaussian: the analytic Gaussian at δ/q, amplified to ε = log(1 + q(e^ε₀ − 1))."""
+    import dp_accounting as dp
+
     inner = min(0.5, delta / rate)
-    gaussian = dp.get_epsilon_gaussian(sigma, inner)
+    gaussian = float(dp.get_epsilon_gaussian(sigma, inner))
+    if gaussian > 700.0:  # e^ε₀ is beyond any float, and 1 − q beside it is nothing
+        return gaussian + math.log(rate), rate * inner
     return math.log1p(rate * math.expm1(gaussian)), rate * inner
 
 
@@ -126,11 +112,16 @@ def basic(sigma: float, rate: float, steps: int, delta: float) -> float | None:
 def advanced(sigma: float, rate: float, steps: int, delta: float) -> float | None:
     """ε₀√(2k·ln(1/δ')) + k·ε₀(e^ε₀ − 1), half of δ as δ'."""
     one, _ = _one_step(sigma, rate, delta / (2 * steps))
+    if one > 700.0:  # e^ε₀ is beyond any float
+        return None
     return _finite(one * math.sqrt(2 * steps * math.log(2.0 / delta)) + steps * one * math.expm1(one))
 
 
 def optimal(sigma: float, rate: float, steps: int, delta: float) -> float | None:
     """The exact composition of k mechanisms that are (ε₀, δ₀) private: randomised response k times."""
+    import numpy as np
+    from scipy import special, stats
+
     one, per_step = _one_step(sigma, rate, delta / (2 * steps))
     left = 1.0 - (1.0 - delta) / (1.0 - per_step) ** steps
     # One response errs with probability 1/(1+e^ε₀); with j errors of k the loss is (k − 2j)·ε₀.
@@ -166,37 +157,3 @@ COMPOSE: dict[str, Callable[[float, float, int, float], float | None]] = {
 
 def _finite(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
-
-
-# --- the others
-
-
-def _two_dp(defense: Any, setting: Setting, rounds: int, delta: float) -> Iterator[dict[str, Any]]:
-    reason = "the paper's constant from ε to σ is left undefined: no ε follows from its text"
-    yield _row("client", "example", "as-published", None, delta, reason)
-
-
-def _nbafl(defense: Any, setting: Setting, rounds: int, delta: float) -> Iterator[dict[str, Any]]:
-    reason = f"{CLAIM}: takes 2C/m for the sensitivity of a model clipped to C, which is 2C; δ is not composed"
-    for tap in ("server", "release"):
-        yield _row(tap, "client", "as-published", defense.epsilon, defense.delta, reason, adjacency="replace")
-
-
-def _dpfl(defense: Any, setting: Setting, rounds: int, delta: float) -> Iterator[dict[str, Any]]:
-    reason = f"{CLAIM}: per round, with a sensitivity that has the learning rate in it twice; rounds are not composed"
-    yield _row("server", "client", "as-published", defense.epsilon, 0.0, reason, adjacency="replace")
-
-
-def _lip(defense: Any, setting: Setting, rounds: int, delta: float) -> Iterator[dict[str, Any]]:
-    reason = f"{CLAIM}: per round and for the noised layers alone"
-    yield _row("server", "client", "as-published", defense.epsilon, 0.0, reason, adjacency="replace")
-
-
-_CLAIMS = {
-    "fed-cdp": _fed_cdp,
-    "fed-sdp": _fed_sdp,
-    "2dp-fl": _two_dp,
-    "nbafl": _nbafl,
-    "dpfl": _dpfl,
-    "lip": _lip,
-}

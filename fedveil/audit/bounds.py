@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, replace
 
 from fedveil.accounting import statistics
-from fedveil.accounting.ledger import delta_of
+from fedveil.accounting.transcript import delta_of
 from fedveil.audit import measure
 from fedveil.audit import trials as trial_runs
 from fedveil.audit.canary import canaries_for

@@ -13,8 +13,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedveil.accounting import accountants, ledger
+from fedveil.accounting import accountants, ledger, transcript
 from fedveil.accounting.accountants import Round
+from fedveil.accounting.seeded import as_planned
 from fedveil.core.events import Release
 from fedveil.core.setting import Setting
 from fedveil.core.taps import CHAIN
@@ -87,7 +88,8 @@ def _why_not(defenses: Sequence[Defense], setting: Setting, attacked: Attacked, 
     if not release.covered:
         return f"not certified: {release.reason}"
     if len(defenses) > 1:
-        row = ledger.certified(defenses, setting, setting.rounds, attacked.tap, attacked.unit, delta)
+        planned = transcript.planned(defenses, as_planned(setting), setting.rounds)
+        row = ledger.certified(planned, attacked.tap, attacked.unit, delta)
         if row.epsilon is None or not row.certified:
             return f"the ledger certifies nothing for these defences together: {row.reason}"
     if release.law != "gaussian" or release.multiplier <= 0.0:

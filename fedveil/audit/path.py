@@ -161,7 +161,8 @@ class Path:
         return max(set(widths), key=widths.count)
 
     def reseed(self, seed: int) -> None:
-        self.simulator.seed, self.simulator._root = seed, keys.root(seed)
+        draws = keys.Draws(seed)
+        self.simulator.seed, self.simulator.draws, self.simulator._root = seed, draws, draws.root()
 
 
 class NodePath:
@@ -257,7 +258,8 @@ class CanaryPath(Path):
 def _placed(like: Simulator, task: Task, dataset: Dataset, seed: int) -> Placed:
     """A simulator of the same federation, with batches cut the way the user's are."""
     law = replace(like.law, local_steps=task.setting.local_steps, local_epochs=None)
-    made = Placed(task, _RULE, dataset, like.partition, law, like.schedule, seed=seed, chunk=like.chunk)
+    draws = keys.Draws(seed)
+    made = Placed(task, _RULE, dataset, like.partition, law, like.schedule, draws=draws, seed=seed, chunk=like.chunk)
     made.cut = None
     if like.cut is not None:
         largest = int(like.partition.max_length)

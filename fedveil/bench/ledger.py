@@ -116,7 +116,9 @@ def _timed(side: Side) -> tuple[float | None, float]:
 
 def forget() -> None:
     """Empties every cache of ours."""
-    for module in (accountants, published):
+    from fedveil.accounting import pld, rdp
+
+    for module in (accountants, pld, rdp, published):
         for value in vars(module).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()

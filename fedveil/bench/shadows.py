@@ -22,6 +22,7 @@ from fedveil import api
 from fedveil.assemble import Federation
 from fedveil.attacks.inference.shadows import Fleet
 from fedveil.bench.rows import row
+from fedveil.core.keys import Draws
 from fedveil.data.arrays import from_arrays
 
 MODELS = ("logistic", "mlp")
@@ -56,7 +57,7 @@ def _federation(model: str, rounds: int) -> Federation:
 def _together(federation: Federation, shadows: int) -> Callable[[], float]:
     """A function that trains all shadows and says how many seconds that took."""
     given = np.random.default_rng(1).random((shadows, CLIENTS * SIZE)) < 0.5
-    fleet = Fleet(federation, range(shadows), given)
+    fleet = Fleet(federation, range(shadows), [Draws(f) for f in range(shadows)], given)
 
     def train() -> float:
         started = time.perf_counter()

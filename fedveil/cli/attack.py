@@ -10,6 +10,7 @@ from fedveil.attacks.seats import INFERENCE
 from fedveil.cli import show
 from fedveil.config import Config, for_attack, load, resolve, to_toml
 from fedveil.core.errors import ConfigError
+from fedveil.core.keys import Draws
 from fedveil.data.catalog import DATASETS
 
 KEPT_STEPS = (1, 5, 20, 100)  # iterations of which pictures are kept beside the result
@@ -35,15 +36,16 @@ def run_attack(
     if out is not None:
         _check_same(out, resolve(config, trainable=False))
     folder = _folder(pictures)
-    keeps = _keeper(out or run)
+    draws = _draws(config, run, out)
+    keeps = _keeper(out or run, draws)
     if config.attack.name in INFERENCE:
-        _infer(config, run, folder, keeps, json)
+        _infer(config, run, draws, folder, keeps, json)
         return
     from fedveil.assemble import prepare
     from fedveil.attacks import study
 
     study.check_tap(config.attack)
-    federation = prepare(config, trainable=False)
+    federation = prepare(config, trainable=False, draws=draws)
     state = _state(federation, number, run)
     with show.Counter("attacks") as counter:
         done = study.run(federation, state, number, config.attack, counter)
@@ -73,7 +75,7 @@ def _check_out(out: str | None, run: str | None, gradients: str | None) -> None:
 Keeper = Callable[[Config, dict[str, Any], Any, Any], str]
 
 
-def _keeper(where: str | None) -> Keeper | None:
+def _keeper(where: str | None, draws: Draws) -> Keeper | None:
     """Writes an attack into a run folder, or into one that is made to hold attacks alone."""
     if where is None:
         return None
@@ -86,17 +88,18 @@ def _keeper(where: str | None) -> Keeper | None:
         run = RunFolder(path)
         with run.writing():
             if not run.config.exists():
-                _begin_folder(path, config)
+                _begin_folder(path, config, draws)
             return str(stored.save(path, config.attack.model_dump(), document, pictures, curves))
 
     return keep
 
 
-def _begin_folder(path: Path, config: Config) -> None:
-    """A folder of attacks without a training: its config, and versions for the record."""
+def _begin_folder(path: Path, config: Config, draws: Draws) -> None:
+    """A folder of attacks without a training: its secret, its config, and versions for the record."""
     from fedveil.runs import RunFolder, environment, write_text
 
     run = RunFolder.create(path)
+    run.keep(draws)
     default = type(config.attack)()
     write_text(run.config, to_toml(config.model_copy(update={"attack": default})))
     run.write_info(status="attacked", rounds_done=0, **environment())
@@ -112,12 +115,26 @@ def _check_same(out: str, config: Config) -> None:
         raise ConfigError("--out", out, "holds attacks on another config, or a run: give another folder")
 
 
-def _infer(config: Config, run: str | None, folder: Path | None, keeps: Keeper | None, json: bool) -> None:
+def _draws(config: Config, run: str | None, out: str | None) -> Draws:
+    """Those of the run, or of the attacks that are in the folder already; by default the config's."""
+    from fedveil.runs import RunFolder
+
+    seed = config.train.noise_seed
+    if run is not None:
+        return RunFolder(Path(run)).draws(seed)
+    if out is not None and RunFolder(Path(out)).config.exists():
+        return RunFolder(Path(out)).draws(seed)
+    return Draws.of(seed)
+
+
+def _infer(
+    config: Config, run: str | None, draws: Draws, folder: Path | None, keeps: Keeper | None, json: bool
+) -> None:
     """An inference attack trains what it attacks: of a run, the same federation again, which its keyed draws make equal."""
     from fedveil.attacks.inference.run import run as infer
 
     with show.Counter("rounds") as counter:
-        done = infer(config, counter)
+        done = infer(config, counter, draws)
     document = {**done.document, "defense": [d["name"] for d in config.defense], "run": run}
     if keeps is not None:
         from fedveil.attacks.stored import unscored

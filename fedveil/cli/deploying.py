@@ -34,7 +34,7 @@ def run_deployed(
         config, run = None, RunFolder.open(Path(resume))
         rounds = load(run.config).train.rounds
     else:
-        config = follow.checked(federation, load(file, settings))
+        config = follow.checked(federation, load(file, settings), test=Terms(*terms).test)
         run, rounds = follow.new_folder(out, config), config.train.rounds
     with Bar(rounds or 1) as bar:
         result = follow.run(federation, config, run, Terms(*terms), show.note, bar)

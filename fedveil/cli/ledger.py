@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from fedveil.accounting.ledger import ACCOUNTANTS, Row
+from fedveil.accounting.accountants import accountant_names
+from fedveil.accounting.accounts import ACCOUNTANTS
+from fedveil.accounting.ledger import Row
 from fedveil.accounting.published import RULES
+from fedveil.accounting.transcript import Transcript
 from fedveil.cli import show
-from fedveil.config import Config, load
+from fedveil.config import load
 from fedveil.core.errors import ConfigError, unknown_name
 from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, UNITS
 
@@ -16,53 +19,77 @@ PUBLISHED = (*RULES, "joint", "as-published")
 
 
 def run_ledger(
-    file: str | None, settings: list[str], rounds: str | None, delta: float | None, accountant: str | None, json: bool
+    file: str | None,
+    settings: list[str],
+    rounds: str | None,
+    delta: float | None,
+    accountant: str | None,
+    json: bool,
+    curves: bool = False,
 ) -> None:
     """Rows for a config, or for the rounds that a run has behind it."""
-    config, done, dropped = _read(file, settings)
     _check_delta(delta)
-    if accountant is not None and accountant not in ("paper", *ACCOUNTANTS):
-        raise unknown_name("--accountant", accountant, ("paper", *ACCOUNTANTS))
+    if accountant is not None and accountant not in accountant_names():
+        raise unknown_name("--accountant", accountant, accountant_names())
     asked = _rounds(rounds)
     from fedveil.accounting import ledger
-    from fedveil.planning import plan
 
-    planned = plan(config)
-    counts = asked or [planned.setting.rounds if done is None else done]
     chosen = (accountant,) if accountant else ("paper", *ACCOUNTANTS)
-    rows = [
-        row
-        for count in counts
-        for row in ledger.rows(
-            planned.defenses, planned.setting, count, delta, lost_noise=dropped > 0, accountants=chosen
-        )
-    ]
+    made = _transcripts(file, settings, asked)
+    found = [(one, ledger.rows(one, delta, accountants=chosen)) for one in made]
     if json:
-        show.print_json([row.as_dict() for row in rows])
+        show.print_json([_document(one, row, curves) for one, rows in found for row in rows])
         return
-    for count in counts:
-        _print(count, [row for row in rows if row.rounds == count])
+    for one, rows in found:
+        _print(one.rounds, rows)
+        if curves:
+            _print_curves(one, rows)
+
+
+def _document(transcript: Transcript, row: Row, curves: bool) -> dict[str, object]:
+    """A row, with its curve where one is asked for and there is one."""
+    from fedveil.accounting import ledger
+
+    found = ledger.curve(transcript, row) if curves and row.certified else None
+    return {**row.as_dict(), **(found.as_dict() if found is not None else {})}
+
+
+def _print_curves(transcript: Transcript, rows: list[Row]) -> None:
+    """For each certified tap and unit μ, and the least share of misses at a few shares of false alarms."""
+    from fedveil.accounting import ledger
+
+    alphas, lines, seen = (0.001, 0.01, 0.1), [], set()
+    for row in rows:
+        named = (row.tap, row.unit, row.adjacency)
+        if row.certified and row.accountant == "pld" and named not in seen:
+            seen.add(named)
+            found = ledger.curve(transcript, row, alphas)
+            if found is not None:
+                lines.append((*named, found.mu, *(f"{miss:.4f}" for _, miss in found.trade_off)))
+    if lines:
+        columns = ("tap", "unit", "adjacency", "μ", *(f"misses at {alpha:g}" for alpha in alphas))
+        title = "trade-off: the least share of misses of any test, by its share of false alarms"
+        show.print_table(title, columns, lines)
 
 
 def _print(rounds: int, rows: list[Row]) -> None:
-    """A line per tap and unit, then what the papers claim, then the conditions. Rényi rows are left to `--json`."""
+    """A line per tap and unit, then what the papers claim, then the conditions. All other rows are left to `--json`."""
     lines, notes = [], []
     for tap in ACCOUNTED_TAPS:
         before: tuple[object, ...] = ()
         for unit in UNITS:
             here = [r for r in rows if (r.tap, r.unit) == (tap, unit) and r.rule not in PUBLISHED]
-            here = [r for r in here if r.accountant == "pld"] or here
             if not here:
                 continue
-            plain = next((r for r in here if r.adjacency != "replace" and r.epsilon is not None), None)
-            swapped = next((r for r in here if r.adjacency == "replace" and r.epsilon is not None), None)
+            plain = _best([r for r in here if r.adjacency != "replace"])
+            swapped = _best([r for r in here if r.adjacency == "replace"])
             shown = plain or swapped or here[0]
             values = (_epsilon(plain), shown.adjacency if plain else "", _epsilon(swapped), _sure(shown), shown.reason)
             same_as_before = values == before and shown.epsilon is not None
             lines.append((tap, unit, *values[:-1], "the same: no copies" if same_as_before else values[-1]))
             before = values
             notes += [line for line in shown.assumptions if line not in notes]
-    delta = next((r.delta for r in rows if r.certified), None)
+    delta = next((r.delta for r in rows if r.epsilon is not None and r.rule not in PUBLISHED), None)
     title = f"privacy after {rounds} rounds" + (f", δ = {delta:g}" if delta is not None else "")
     if lines:
         show.print_table(title, ("tap", "unit", "ε", "adjacency", "ε, replace", "certified", "why"), lines)
@@ -73,6 +100,12 @@ def _print(rounds: int, rows: list[Row]) -> None:
         show.print_table("as published, not certified", columns, told)
     if notes:
         show.note("certified rows assume: " + "; ".join(notes) + ".")
+
+
+def _best(rows: list[Row]) -> Row | None:
+    """The smallest certified ε, of whichever accountant; else the smallest there is."""
+    known = [(not row.certified, row.epsilon, place) for place, row in enumerate(rows) if row.epsilon is not None]
+    return rows[min(known)[2]] if known else None
 
 
 def _epsilon(row: Row | None) -> str:
@@ -95,13 +128,13 @@ def run_calibrate(
     json: bool,
 ) -> None:
     """The noise for an ε, or with a given noise the rounds."""
-    config, _, _ = _read(file, settings)
     _check(epsilon, delta, tap, unit, adjacency, noise)
-    from fedveil.accounting import calibrate, ledger
+    from fedveil.accounting import calibrate
     from fedveil.planning import plan
 
-    planned = plan(config)
-    delta = ledger.delta_of(planned.defenses) if delta is None else delta
+    folder = file is not None and Path(file).is_dir()
+    planned = plan(load(str(Path(file) / "config.toml") if folder and file else file, settings))
+    delta = planned.transcript(1).delta if delta is None else delta
     goal = calibrate.Goal(epsilon, delta, tap, unit, adjacency)
     if noise is None:
         found = calibrate.noise_for(planned.defenses, planned.setting, goal)
@@ -130,19 +163,18 @@ def run_calibrate(
     show.print_table(f"for ε = {epsilon:g}", ("what", "value"), lines)
 
 
-def _read(file: str | None, settings: list[str]) -> tuple[Config, int | None, int]:
-    """The config of a file or a run folder; of a run also its rounds so far and how many updates were dropped."""
+def _transcripts(file: str | None, settings: list[str], rounds: list[int]) -> list[Transcript]:
+    """Of a config the plan, for each number of rounds; of a run folder what it executed, or its first rounds."""
     if file is None or not Path(file).is_dir():
-        return load(file, settings), None, 0
-    from fedveil.runs import RunFolder
+        from fedveil.planning import plan
 
-    run = RunFolder.open(Path(file))
+        planned = plan(load(file, settings))
+        return [planned.transcript(count) for count in rounds or [planned.setting.rounds]]
     if settings:
         raise ConfigError("-s", settings[0], "a run has its own config: leave out -s, or give its config.toml")
-    shown = run.read_metrics()
-    dropped = sum(int(row.get("not_finite", 0)) for row in shown)
-    # Metrics are written before the checkpoint that holds their round: whatever any file shows is accounted for.
-    return load(run.config), max(len(shown), run.checkpoint_round()), dropped
+    from fedveil.run_account import transcript_of
+
+    return [transcript_of(Path(file), count) for count in rounds] or [transcript_of(Path(file))]
 
 
 def _rounds(text: str | None) -> list[int]:

@@ -76,12 +76,15 @@ def ledger(
     rounds: Annotated[str | None, typer.Option("--rounds", help="After so many rounds; several as 10,60,100.")] = None,
     delta: DeltaOption = None,
     accountant: Annotated[str | None, typer.Option("--accountant", help="Only this one: paper, pld or rdp.")] = None,
+    curves: Annotated[
+        bool, typer.Option("--curves", help="Also μ-GDP and trade-off curves of certified rows.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Show the privacy account: ε per tap and unit, certified or as published, with what it assumes."""
     from fedveil.cli.ledger import run_ledger
 
-    run_ledger(file, settings or [], rounds, delta, accountant, json)
+    run_ledger(file, settings or [], rounds, delta, accountant, json, curves)
 
 
 @app.command("calibrate")

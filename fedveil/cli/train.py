@@ -19,6 +19,7 @@ from rich.progress import (
 )
 
 from fedveil.accounting.ledger import Row
+from fedveil.accounting.seeded import REASON
 from fedveil.cli import show
 from fedveil.config import Config, load
 from fedveil.core.errors import ConfigError, Interrupted
@@ -92,7 +93,8 @@ def _train(config: Config | None, path: Path | None, json: bool) -> None:
         if run.read_info().get("own_model"):
             takes = "was trained with a model of its own: go on with it from Python, fedveil.train(..., resume=True)"
             raise ConfigError("--resume", str(path), takes)
-        federation = prepare(load(run.config))
+        own = load(run.config)
+        federation = prepare(own, draws=run.draws(own.train.noise_seed))
     else:
         federation = prepare(config)
         names = "+".join(d["name"] for d in config.defense)
@@ -135,5 +137,6 @@ def _privacy(rows: list[Row]) -> str:
     closed = {row.tap for row in rows if row.certified}
     still_open = [tap for tap in ACCOUNTED_TAPS if tap not in closed]
     if not closed:
-        return "nothing is certified at any tap"
+        seeded = any(REASON in row.reason for row in rows)
+        return "nothing is certified at any tap" + (f": {REASON.partition(': ')[2]}" if seeded else "")
     return "; ".join(lines) + (f"; nothing certified at: {', '.join(still_open)}" if still_open else "")

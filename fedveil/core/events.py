@@ -34,3 +34,28 @@ class Release:
     covered: bool = True  # False: no certificate covers it, see `reason`
     reason: str = ""
     assumes: tuple[str, ...] = ()
+    clip_stage: str = ""  # where contributions are clipped; empty: at `stage`
+    on_each: bool = False  # the noise is on single examples, not on their sum
+    digest: str = ""  # of the mechanism
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper claims of its defence, repeated by the ledger and never certified.
+
+    With `sigma` the claim follows by the paper's rules from `steps_per_round` Gaussians a round, of multiplier `sigma` on
+    Poisson samples of rate `rate`; its assumptions may name {steps} and {rounds}. Otherwise `epsilon` is the published
+    number, None where the paper gives none.
+    """
+
+    tap: str
+    unit: Literal["example", "client"]
+    reason: str
+    rule: str = "as-published"  # "sampled": all rules for sampled Gaussians; "joint", "moments": that one
+    adjacency: str = "add-remove"
+    epsilon: float | None = None
+    delta: float | None = None  # None: the ledger's own
+    sigma: float | None = None
+    rate: float = 1.0
+    steps_per_round: int = 0
+    assumptions: tuple[str, ...] = ()

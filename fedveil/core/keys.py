@@ -1,13 +1,18 @@
 """Randomness by name, never by order of execution.
 
-Every random number is a function of (seed, purpose, round, client, step, ...). So the vectorised simulator, the
-one-client-at-a-time reference and a deployment draw the same numbers, chunking changes nothing, and a resumed run goes on
-as if undisturbed. What is decided on the host (who takes part, which examples form a batch) uses numpy's Philox with
-these numbers as its seed; what is drawn on the device (noise, dropout) folds the same numbers into a JAX key.
+Every random number is a function of (secret or seed, purpose, round, client, step, ...). So the vectorised simulator, the
+one-client-at-a-time reference and a deployment in test mode draw the same numbers, chunking changes nothing, and a resumed
+run continues as if undisturbed. What is decided on the host (who takes part, which examples form a batch) uses numpy's
+Philox, keyed by these numbers; what is drawn on the device (noise, dropout) folds the same numbers into a JAX key.
+
+`Draws` says where the numbers of a run come from: a secret of the operating system, or a seed that the config names.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,9 +43,84 @@ PURPOSES = {
     "client": 16,
 }
 
+SECRET_BYTES = 32
+
+
+def fresh_secret() -> bytes:
+    """A new secret from the operating system."""
+    return os.urandom(SECRET_BYTES)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The source of everything that is drawn in a run's rounds: cohorts, batches, noise, simulated faults, dropout.
+
+    It has a secret or a seed, never both. A seed gives the same draws to everyone who has the config. A secret gives
+    them to those who have its 32 bytes: each host generator gets a key of 128 bits, a keyed BLAKE2b hash of purpose and
+    numbers. The device's generator (Threefry) has a key of 64 bits, derived from the secret: that is a simulation's
+    noise. A deployed node draws its noise by ChaCha20 with keys of 256 bits (`fedveil.random.secure`).
+    """
+
+    seed: int | None = None
+    secret: bytes | None = field(default=None, repr=False)  # never in a message, a log or a result
+
+    def __post_init__(self) -> None:
+        if (self.seed is None) == (self.secret is None):
+            raise ValueError("draws come from a seed or from a secret: give one of the two")
+        if self.secret is not None and len(self.secret) != SECRET_BYTES:
+            raise ValueError(f"a secret has {SECRET_BYTES} bytes, not {len(self.secret)}")
+
+    @classmethod
+    def fresh(cls) -> Draws:
+        """Draws from a new secret."""
+        return cls(secret=fresh_secret())
+
+    @classmethod
+    def of(cls, noise_seed: int | None) -> Draws:
+        """Draws by `train.noise_seed`; from a new secret where it is unset."""
+        return cls.fresh() if noise_seed is None else cls(noise_seed)
+
+    @property
+    def fingerprint(self) -> str:
+        """What names these draws in a transcript; it tells nothing of a secret."""
+        if self.secret is None:
+            return f"seed {self.seed}"
+        return self._derived(b"fedveil name", 16).hex()
+
+    def nth(self, number: int) -> Draws:
+        """The draws of federation `number` in a series whose first has these: the next seeds, or secrets made of this."""
+        if number == 0:
+            return self
+        if self.secret is None:
+            assert self.seed is not None
+            return Draws((self.seed + number) % 2**32)
+        return Draws(secret=self._derived(b"fedveil series", SECRET_BYTES, number))
+
+    def _derived(self, purpose: bytes, size: int, *numbers: int) -> bytes:
+        """Bytes that only the secret gives for this purpose and these numbers."""
+        assert self.secret is not None
+        named = np.array(numbers, "<u8").tobytes()
+        return hashlib.blake2b(named, digest_size=size, key=self.secret, person=purpose).digest()
+
+    def host(self, purpose: str, *numbers: int) -> np.random.Generator:
+        """A numpy generator for this purpose at (round, client, ...)."""
+        if self.secret is None:
+            assert self.seed is not None
+            return host(self.seed, purpose, *numbers)
+        derived = self._derived(b"fedveil host", 16, PURPOSES[purpose], *numbers)
+        return np.random.Generator(np.random.Philox(key=np.frombuffer(derived, "<u8")))
+
+    def root(self) -> jax.Array:
+        """The device key that all others are folded from."""
+        if self.secret is None:
+            assert self.seed is not None
+            return root(self.seed)
+        words = jax.numpy.asarray(np.frombuffer(self._derived(b"fedveil device", 8), "<u4"), "uint32")
+        return jax.random.wrap_key_data(words, impl="threefry2x32")
+
 
 def host(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
-    """A numpy generator for this purpose at (round, client, ...)."""
+    """A numpy generator for this purpose at (round, client, ...), by a seed."""
     named = [seed, PURPOSES[purpose], *numbers]
     # The same state either way; numpy takes two thirds of the time where it has no numbers to cut into words of 32 bits.
     words = np.array(named, np.uint32) if max(named) < 2**32 else named
@@ -57,6 +137,7 @@ def device(key: jax.Array, purpose: str, *numbers: int | jax.Array) -> jax.Array
 
 
 def root(seed: int) -> jax.Array:
+    """The device key of a seed."""
     return jax.random.key(seed, impl="threefry2x32")
 
 

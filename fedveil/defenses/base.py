@@ -13,8 +13,10 @@ The stages, in the order in which a round passes them:
 | `aggregate` | server | the weighted sum of the messages, as updates |
 | `finish` | server | the new global model |
 
-A stage that no defence fills in does not exist in the compiled round. A defence also declares, per tap, what it releases
-there with its true sensitivity (`events`): the ledger reads that and nothing else.
+A stage that no defence fills in does not exist in the compiled round. A defence clips and adds noise by mechanisms
+(`mechanisms/`) and says where they stand in the round (`mechanisms`): the ledger reads that and nothing else. Of every
+other filter it says what it may do to a guarantee (`effect`); a filter that says nothing counts as one that reads private
+data, which ends every certificate from its stage on.
 
 A defence's dataclass fields are its keys in `[defense]`, checked by type and range. Defence files import JAX on first use
 only, so that listing and accounting stay quick.
@@ -23,12 +25,15 @@ only, so that listing and accounting stay quick.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from fedveil.core.events import Release
+from fedveil.core.events import Claim, Release
 from fedveil.core.setting import Setting
+from fedveil.core.stage import Effect, StageContext
+from fedveil.mechanisms.mechanism import Placed
 
 if TYPE_CHECKING:
     import jax
@@ -40,16 +45,25 @@ if TYPE_CHECKING:
 Tree = Any
 
 
-@dataclass(frozen=True)
-class At:
-    """The point of the run a stage is called at: the setting, and numbers that are traced under jit."""
+At = StageContext
 
-    setting: Setting
-    key: jax.Array  # already narrowed to this stage at this round, client and step
-    shared: jax.Array  # the same for all clients of the round, not narrowed: fold a number of your own into it
-    round: jax.Array | int
-    lr: jax.Array | float
-    divisor: jax.Array | float = 1.0  # what the sum at this stage is divided by afterwards
+
+@dataclass(frozen=True)
+class Dial:
+    """The key that sets how much noise a defence adds, for calibration."""
+
+    key: str
+    value: float
+    rises: bool = False  # a claimed ε: the larger, the less noise
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a defence cannot be deployed: the key, its value, and what to do."""
+
+    key: str
+    value: object
+    takes: str
 
 
 class DefenseContext(Protocol):
@@ -96,7 +110,7 @@ class Defense:
         return self
 
     def holding(self, held: Any) -> Defense:
-        """This defence with something in its hands. Subclasses that use it are told apart by identity (`eq=False`)."""
+        """A copy of this defence that carries its prepared state. Such copies are compared by identity (`eq=False`)."""
         made = copy.copy(self)
         object.__setattr__(made, "held", held)
         return made
@@ -117,20 +131,69 @@ class Defense:
         """A stateful defence's stage (`batch` or `upload`): the filtered value and the new memory of this client."""
         raise NotImplementedError
 
+    # --- the account
+
+    delta: float | None = None  # the δ of its account; None where it names none
+
+    def mechanisms(self, setting: Setting) -> list[Placed]:
+        """Its mechanisms and where they stand. Taps that no mechanism stands before are open."""
+        return []
+
+    def events(self, setting: Setting) -> list[Release]:
+        """What the mechanisms release, with z read off each."""
+        return [placed.release(setting) for placed in self.mechanisms(setting)]
+
+    def effect(self, stage: str) -> Effect:
+        """What this defence's filter at a stage may do to a guarantee given before it."""
+        return Effect.READS_DATA
+
+    def claims(self, setting: Setting) -> list[Claim]:
+        """What its paper claims, for the rows of accountant `paper`."""
+        return []
+
     def noised_stages(self) -> tuple[str, ...]:
         """The stages at which it adds calibrated noise: two defences must not share one."""
         return ()
 
-    def shrinks(self) -> bool:
-        """Whether what passes through it never grows in norm: a bound that was set before then still holds."""
-        return False
+    def dial(self, unit: str) -> Dial | None:
+        """The key that calibration turns for this unit; None where the defence has no account."""
+        return None
+
+    def turned(self, dial: Dial, value: float) -> Defense:
+        """A copy with the dial at another value; a schedule of the noise keeps its shape."""
+        return dataclasses.replace(self, **{dial.key: value})  # type: ignore[type-var]
+
+    def silenced(self) -> Defense | None:
+        """A copy that clips or drops as before and adds no noise; None where it cannot be run without."""
+        return None if self.stateful or self.private else self
+
+    # --- what a node or a server asks before a deployed round
+
+    def clip_bounds(self) -> tuple[float, ...]:
+        """Every clip bound that it uses."""
+        return ()
+
+    def noise_levels(self) -> tuple[float, ...]:
+        """Every noise multiplier that it uses, by its own key."""
+        return ()
+
+    def refuses_deployment(self) -> Refusal | None:
+        """Why it must not run on real machines; None where it may."""
+        return None
+
+    def node_part(self) -> Defense:
+        """What of it a node runs: without what belongs to the server."""
+        return self
+
+    @property
+    def fixed_local_steps(self) -> int | None:
+        """The number of local steps that it fixes; None where it leaves them open."""
+        return None
 
     def check(self, setting: Setting) -> None:
         """Raises `ConfigError` where the defence makes no sense in this setting."""
 
-    def events(self, setting: Setting) -> list[Release]:
-        """What each tap is shown and how it is protected. Taps that are not named are open."""
-        return []
+    # --- the stages
 
     def select(
         self, rng: np.random.Generator, at_round: int, setting: Setting, losses: np.ndarray | None

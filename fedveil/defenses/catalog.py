@@ -30,6 +30,19 @@ DEFENSES: dict[str, type[Defense]] = {
 }
 
 
+def register_defense(kind: type[Defense]) -> type[Defense]:
+    """Makes a defence known by its name, so that a config may use it; also as a decorator of the class.
+
+    The class is a frozen dataclass whose fields are its keys. Registering a class again under its name replaces it.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, Defense) and dataclasses.is_dataclass(kind) and kind.name):
+        takes = "takes a dataclass below fedveil.defenses.base.Defense with a name"
+        raise ConfigError("register_defense", kind, takes)
+    DEFENSES[kind.name] = kind
+    _schema.cache_clear()
+    return kind
+
+
 def keys(kind: type[Defense]) -> tuple[str, ...]:
     """The keys of `[defense]` that a defence reads: its dataclass fields."""
     return tuple(field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]

@@ -30,13 +30,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from fedveil.core.errors import ConfigError
-from fedveil.core.lazy import Lazy
 from fedveil.core.setting import Setting
+from fedveil.core.stage import Effect
 from fedveil.defenses.base import At, Defense
-
-jax: Any = Lazy("jax")
-jnp: Any = Lazy("jax.numpy")
-sparse: Any = Lazy("fedveil.defenses.sparse")
 
 
 @dataclass(frozen=True)
@@ -61,10 +57,21 @@ class DGC(Defense):
             takes = "dgc at stage 'upload' would cut holes into the model that fedavg sends: use fedsgd"
             raise ConfigError("train.aggregation", setting.aggregation, takes)
 
+    def effect(self, stage: str) -> Effect:
+        """Its state holds what it was given before. Nodes keep it for one config alone."""
+        return Effect.POST_PROCESSING
+
     def initial_memory(self, params: Any) -> Any:
+        import jax
+        import jax.numpy as jnp
+
         return jax.tree.map(jnp.zeros_like, params)
 
     def recall(self, stage: str, value: Any, memory: Any, at: At) -> tuple[Any, Any]:
+        import jax
+
+        from fedveil.defenses import sparse
+
         # Batches may differ in size, so what is remembered of them are means. At `upload` the divisor is 1.
         whole = jax.tree.map(lambda v, m: v / at.divisor + m, value, memory)
         count = sparse.entries(whole)

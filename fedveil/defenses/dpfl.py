@@ -19,27 +19,21 @@ one upload costs max_i ε_i/η (replace), not ε: the printed Δf has an η too 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from fedveil.core.errors import ConfigError
-from fedveil.core.events import Release
-from fedveil.core.lazy import Lazy
+from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
-from fedveil.defenses.base import At, Defense, DefenseContext
+from fedveil.core.stage import Effect
+from fedveil.defenses.base import At, Defense, DefenseContext, Dial, Refusal
+from fedveil.mechanisms.mechanism import Clip, LayerLaplace, Placed
+from fedveil.mechanisms.schedule import Schedule
 
 if TYPE_CHECKING:
     import numpy as np
-
-jax: Any = Lazy("jax")
-jnp: Any = Lazy("jax.numpy")
-numpy: Any = Lazy("numpy")
-clipping: Any = Lazy("fedveil.mechanisms.clip")
-noises: Any = Lazy("fedveil.random.noise")
-importance: Any = Lazy("fedveil.defenses.importance")
-nets: Any = Lazy("fedveil.models.net")
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -96,17 +90,24 @@ class DPFL(Defense):
         return PUBLIC_SHARES.get(dataset, PUBLIC_SHARE) if self.public is None else self.public
 
     def prepare(self, context: DefenseContext) -> Defense:
+        from fedveil.models.net import Net
+
         public = context.dataset.public
         if self.finetune and (public is None or not len(public)):
             takes = "this dataset has no examples to spare for a public set: set defense.finetune = false"
             raise ConfigError("defense.finetune", self.finetune, takes)
-        if self.allocation == "pogz" and not isinstance(context.model, nets.Net):
+        if self.allocation == "pogz" and not isinstance(context.model, Net):
             takes = "PoGZ needs the outputs of layers, which only named models show: set defense.allocation = 'even'"
             raise ConfigError("defense.allocation", self.allocation, takes)
         return self.holding(context)
 
     def initial_memories(self, params: Any, clients: int) -> Any:
         """[clients] for each layer: its part of the budget, ε_i/ε."""
+        import jax
+        import jax.numpy as jnp
+
+        from fedveil.defenses import importance
+
         if self.allocation == "even" or self.public_only:
             one = jax.tree.leaves(params)[0]
             return {layer: jnp.full(clients, 1.0 / len(params), one.dtype) for layer in params}
@@ -117,6 +118,8 @@ class DPFL(Defense):
     def select(
         self, rng: np.random.Generator, at_round: int, setting: Setting, losses: np.ndarray | None
     ) -> np.ndarray:
+        import numpy
+
         if self.public_only:
             return numpy.zeros(0, numpy.int64)
         assert losses is not None
@@ -126,22 +129,39 @@ class DPFL(Defense):
 
     # --- Algorithm 2, after the local steps
 
-    def recall(self, stage: str, value: Any, memory: Any, at: At) -> tuple[Any, Any]:
-        clipped = clipping.clip_l1(value, self.clip)
-        unit = noises.laplace(at.key, clipped, 1.0)
-        scales = {layer: self._spread(at.setting) / (self.epsilon * share) for layer, share in memory.items()}
-        noised = {
-            layer: {k: a + scales[layer] * unit[layer][k] for k, a in own.items()} for layer, own in clipped.items()
-        }
-        return noised, memory
+    def effect(self, stage: str) -> Effect:
+        if stage == "upload":
+            return Effect.READS_DATA if self.allocation == "pogz" else Effect.MECHANISM
+        return Effect.POST_PROCESSING  # a public factor; training on public data
 
-    def _spread(self, setting: Setting) -> float:
-        """Δf = 2ηα. η is a constant of the run: with a falling rate the noise would fall below what is accounted."""
-        return 2.0 * setting.lr * self.clip
+    def mechanism(self, setting: Setting) -> LayerLaplace:
+        """Clip of the whole update to α in L1 norm, Laplace noise of scale 2ηα/ε_i on layer i."""
+        clip = Clip(Schedule(self.clip), norm="l1")
+        return LayerLaplace(clip, Schedule(1.0), "laplace", budget=self.epsilon, lr=setting.lr)
+
+    def mechanisms(self, setting: Setting) -> list[Placed]:
+        reason = ""
+        if self.public_only:
+            reason = "no client takes part: nothing of theirs is shown, and nothing is accounted"
+        elif self.allocation == "pogz":
+            reason = "the noise of each layer follows private data (PoGZ), so no ε holds"
+        active = self.selection == "active"
+        leak = ("clients report their losses without noise, and selection reads them: that is not in this account",)
+        placed = Placed(
+            self.mechanism(setting), "server", "client", "round", "upload", "upload",
+            every_round=active, reason=reason, assumes=leak if active else (),
+        )  # fmt: skip
+        return [placed]
+
+    def recall(self, stage: str, value: Any, memory: Any, at: At) -> tuple[Any, Any]:
+        mechanism = self.mechanism(at.setting)
+        return mechanism.noise_by_share(mechanism.clip_one(value, at), memory, at), memory
 
     # --- Algorithm 3, lines 10 and 11
 
     def aggregate(self, total: Any, at: At) -> Any:
+        import jax
+
         # The sum has weights n_k/mean(n) (train.weights = "size") or 1; either way 1/K makes them n_k/n, or its mean.
         factor = at.lr / at.setting.clients * at.divisor  # the server divides by `divisor` afterwards
         return jax.tree.map(lambda t: t * factor, total)
@@ -150,21 +170,26 @@ class DPFL(Defense):
         """One epoch over the public set, in a fresh order, by the local optimiser and its learning rate."""
         return self.held.public_epoch(params, at)
 
-    def events(self, setting: Setting) -> list[Release]:
-        reason = ""
-        if self.public_only:
-            reason = "no client takes part: nothing of theirs is shown, and nothing is accounted"
-        elif self.allocation == "pogz":
-            reason = "the noise of each layer follows private data (PoGZ), so no ε holds"
-        active = self.selection == "active"
-        leak = ("clients report their losses without noise, and selection reads them: that is not in this account",)
-        z = 2.0 * setting.lr * setting.layers / self.epsilon  # Δf/(max_i ε_i) over α
-        return [
-            Release(
-                "server", "client", "laplace", z, "round", "upload",
-                every_round=active, covered=not reason, reason=reason, assumes=leak if active else (),
-            )
-        ]  # fmt: skip
+    # --- what others ask
+
+    def claims(self, setting: Setting) -> list[Claim]:
+        reason = "per round, with a sensitivity that has the learning rate in it twice; rounds are not composed"
+        return [Claim("server", "client", reason, adjacency="replace", epsilon=self.epsilon, delta=0.0)]
+
+    def dial(self, unit: str) -> Dial:
+        return Dial("epsilon", self.epsilon, rises=True)
+
+    def clip_bounds(self) -> tuple[float, ...]:
+        return (self.clip,)
+
+    def refuses_deployment(self) -> Refusal | None:
+        if not self.public_only:
+            return None
+        return Refusal("public_only", True, "asks no node for anything: run it with 'fedveil train'")
+
+    def node_part(self) -> Defense:
+        """Fine-tuning on public data is the server's."""
+        return replace(self, finetune=False)
 
 
 def choose(
@@ -175,6 +200,8 @@ def choose(
     Drawing one by one without replacement, with probability ∝ exp(α2·v), is the same as taking those of largest
     α2·v + Gumbel noise; so large values do no harm. Ties are broken at random.
     """
+    import numpy
+
     clients = len(values)
     dropped = int(alpha1 * clients + 1e-9)
     uniform = int(alpha3 * per_round + 0.5)

@@ -23,20 +23,15 @@ by its choice where they are large.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from fedveil.core.errors import ConfigError
-from fedveil.core.lazy import Lazy
 from fedveil.core.setting import Setting
+from fedveil.core.stage import Effect
 from fedveil.defenses.base import At, Defense
-
-jax: Any = Lazy("jax")
-jnp: Any = Lazy("jax.numpy")
-noises: Any = Lazy("fedveil.random.noise")
-sparse: Any = Lazy("fedveil.defenses.sparse")
 
 
 @dataclass(frozen=True)
@@ -55,6 +50,9 @@ class DSSGD(Defense):
     def fills(self, stage: str) -> bool:
         return stage == self.stage
 
+    def silenced(self) -> DSSGD:
+        return replace(self, law="none", scale=0.0)
+
     def noised_stages(self) -> tuple[str, ...]:
         return (self.stage,) if self._noised else ()
 
@@ -62,8 +60,8 @@ class DSSGD(Defense):
     def _noised(self) -> bool:
         return self.law != "none" and self.scale > 0
 
-    def shrinks(self) -> bool:
-        return not self._noised
+    def effect(self, stage: str) -> Effect:
+        return Effect.POST_PROCESSING if self._noised else Effect.CONTRACTION
 
     def check(self, setting: Setting) -> None:
         if self.law == "none" and self.scale > 0:
@@ -73,6 +71,9 @@ class DSSGD(Defense):
             raise ConfigError("train.aggregation", setting.aggregation, takes)
 
     def example(self, each: Any, mask: Any, at: At) -> tuple[Any, Any]:
+        import jax
+        import jax.numpy as jnp
+
         def one(gradient: Any, present: Any, slot: Any) -> Any:
             selected = self._select(gradient, jax.random.fold_in(at.key, slot), self.scale)
             return jax.tree.map(lambda a: jnp.where(present, a, jnp.zeros((), a.dtype)), selected)
@@ -86,10 +87,15 @@ class DSSGD(Defense):
         return self._select(message, at.key, self.scale)
 
     def _select(self, gradient: Any, key: Any, scale: Any) -> Any:
+        import jax
+
+        from fedveil.defenses import sparse
+        from fedveil.random import noise
+
         pick_key, noise_key = jax.random.split(key)
         keep = sparse.shared(self.share, sparse.entries(gradient))
         drawn = self.pick == "random"
         chosen = sparse.random(pick_key, gradient, keep) if drawn else sparse.largest(gradient, keep)
         if self._noised:
-            gradient = noises.add(gradient, noises.LAWS[self.law](noise_key, gradient, scale))
+            gradient = noise.add(gradient, noise.draw(self.law, noise_key, gradient, scale))
         return sparse.only(chosen, gradient)

@@ -21,23 +21,24 @@ at most C). The median is computed from private data without noise, so no certif
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.core.events import Release
-from fedveil.core.lazy import Lazy
+from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
-from fedveil.defenses.base import At, Defense
-from fedveil.mechanisms import schedule as schedules
+from fedveil.core.stage import Effect
+from fedveil.defenses.base import At, Defense, Dial, Refusal
+from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed
+from fedveil.mechanisms.schedule import Schedule, Shape
 
-jax: Any = Lazy("jax")
-jnp: Any = Lazy("jax.numpy")
-clipping: Any = Lazy("fedveil.mechanisms.clip")
-noises: Any = Lazy("fedveil.random.noise")
+if TYPE_CHECKING:
+    import jax
 
 Positive = Annotated[float, Field(gt=0)]
+Tree = Any
+SLOTS = 0x736C6F74  # keeps the draws of slots apart from the draw for their sum
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class FedCDP(Defense):
     clip_scope: Literal["layerwise", "flat"] = "layerwise"
     clip_mode: Literal["fixed", "median", "lr"] = "fixed"
     clip_end: Positive | None = None
-    schedule: schedules.Shape = "linear"
+    schedule: Shape = "linear"
     noise_end: Positive | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
@@ -66,102 +67,176 @@ class FedCDP(Defense):
     def noised_stages(self) -> tuple[str, ...]:
         return ("example",)
 
-    def _bound(self, at: At) -> Any:
-        bound = schedules.value(self.clip, self.clip_end, self.schedule, at.round, at.setting.rounds)
-        return bound * at.lr / at.setting.lr if self.clip_mode == "lr" else bound
+    def effect(self, stage: str) -> Effect:
+        return Effect.READS_DATA if self.clip_mode == "median" else Effect.MECHANISM
 
-    def _sigma(self, at: At) -> Any:
-        return schedules.value(self.noise, self.noise_end, self.schedule, at.round, at.setting.rounds)
+    # --- its mechanisms
 
-    def _bounds(self, each: Any, mask: Any, at: At) -> dict[str, Any]:
-        """The bound of each layer: the same for all, or the batch's median norm where that is smaller."""
-        bound = self._bound(at)
-        if self.clip_mode != "median":
-            return dict.fromkeys(each, bound)
-        norms = clipping.layer_norms(each)
-        if self.clip_scope == "flat":
-            norms = dict.fromkeys(norms, jnp.sqrt(sum(jnp.square(n) for n in norms.values())))
-        # An empty batch has no median: the largest bound stands in.
-        medians = {name: jnp.nanmedian(jnp.where(mask & jnp.isfinite(n), n, jnp.nan)) for name, n in norms.items()}
-        return {name: jnp.where(m > 0, jnp.minimum(m, bound), bound) for name, m in medians.items()}
+    def on_example(self, setting: Setting) -> Mechanism:
+        """Clip C and noise σC for one example."""
+        return self._with_spread(setting, 1.0)
+
+    def on_sum(self, setting: Setting) -> Mechanism:
+        """The same clip, and the noise that a client's batch sum carries."""
+        spread = {"example": math.sqrt(setting.batch), "batch": 1.0, "cohort": 1.0 / math.sqrt(setting.per_round)}
+        return self._with_spread(setting, spread[self.placement])
+
+    def _with_spread(self, setting: Setting, spread: float) -> Mechanism:
+        bound = Schedule(self.clip, self.clip_end, self.schedule, setting.rounds)
+        clip = Clip(bound, self.clip_scope, follows_lr=self.clip_mode == "lr", median=self.clip_mode == "median")
+        return Mechanism(clip, Schedule(self.noise, self.noise_end, self.schedule, setting.rounds), spread=spread)
+
+    def mechanisms(self, setting: Setting) -> list[Placed]:
+        if not self.noise:
+            return []
+        reason = ""
+        if self.clip_mode == "median":
+            reason = "the clip bound is the median of private norms, computed without noise"
+        # With several local steps, or another optimiser than SGD, updates are no sums of noised gradients any more.
+        linear = setting.local_steps == 1 and setting.optimizer == "sgd"
+        single = self.placement == "example"
+        at_client = Placed(
+            self.on_sum(setting), "client", "example", "step", "example", "example",
+            on_each=single, adds_up=linear, reason=reason,
+        )  # fmt: skip
+        if not single:
+            return [at_client]
+        assumes = ("the run is made with this tap open: every example of a batch then carries noise of its own",)
+        at_example = Placed(
+            self.on_example(setting), "example", "example", "step", "example", "example",
+            on_each=True, reason=reason, assumes=assumes,
+        )  # fmt: skip
+        return [at_example, at_client]
 
     # --- the obvious way: gradients one by one (line by line as in the algorithm)
 
-    def example(self, each: Any, mask: Any, at: At) -> tuple[Any, Any]:
-        bounds = self._bounds(each, mask, at)
-        clipped = clipping.clip_examples(each, bounds, self.clip_scope)
+    def example(self, each: Tree, mask: jax.Array, at: At) -> tuple[Tree, Tree | None]:
+        import jax
+        import jax.numpy as jnp
+
+        bounds, clipped = self._clipped(each, mask, at)
         if not self.noise:
             return clipped, None
+        whole = self.on_sum(at.setting).noise(_first(clipped), at, bounds=bounds)
         if self.placement != "example":
-            return clipped, self._sum_noise(clipped, bounds, at)
-        # Padding shows nothing, so the sum of what is shown carries the draws of present examples. `rest` makes it carry
-        # exactly the draws of the B nominal slots: those of empty slots are added, those beyond the last taken back.
-        size, width = at.setting.batch, mask.shape[0]
-        slots = [self._one_noise(clipped, bounds, at, slot) for slot in range(max(size, width))]
-        shown = jax.tree.map(lambda g, *n: _where(mask, g + jnp.stack(n[:width])), clipped, *slots)
-        carried = jax.tree.map(lambda g, s: (s - g).sum(axis=0), clipped, shown)
-        rest = jax.tree.map(lambda c, *n: sum(n[:size]) - c, carried, *slots)
+            return clipped, whole
+        noises = self._by_slot(clipped, whole, bounds, mask.shape[0], at)
+        shown = jax.tree.map(lambda g, n: _where(mask, g + n), clipped, noises)
+        # The sum carries the draws of the B nominal slots: those of empty slots are added here. Slots beyond them appear
+        # in a large Poisson batch. Nobody sees their noise unless the tap is open: it then stays in the sum, since the
+        # sum less what the tap shows would otherwise be their clean gradients.
+        nominal = jnp.arange(mask.shape[0]) < at.setting.batch
+        counted = mask & nominal if at.open else mask
+        rest = jax.tree.map(lambda w, n: w - _where(counted, n).sum(axis=0), whole, noises)
         return shown, rest
 
-    def example_sum(self, each: Any, mask: Any, at: At) -> Any:
-        """Nobody sees single gradients: one draw of the same law on the clipped sum."""
-        bounds = self._bounds(each, mask, at)
-        clipped = clipping.clip_examples(each, bounds, self.clip_scope)
+    def example_sum(self, each: Tree, mask: jax.Array, at: At) -> Tree:
+        """Nobody sees single gradients: one draw of the same distribution on the clipped sum."""
+        import jax
+
+        from fedveil.random import noise
+
+        bounds, clipped = self._clipped(each, mask, at)
         total = jax.tree.map(lambda g: g.sum(axis=0), clipped)
-        return noises.add(total, self._sum_noise(clipped, bounds, at)) if self.noise else total
-
-    def _one_noise(self, clipped: Any, bounds: dict[str, Any], at: At, slot: int) -> Any:
-        """σC for one example: a draw for the slot, in the shape of one gradient."""
-        like = jax.tree.map(lambda a: a[0], clipped)
-        return self._scaled_noise(jax.random.fold_in(at.key, slot), like, bounds, self._sigma(at))
-
-    def _sum_noise(self, clipped: Any, bounds: dict[str, Any], at: At) -> Any:
-        like = jax.tree.map(lambda a: a[0], clipped)
-        return self._scaled_noise(at.key, like, bounds, self._sigma(at) * self._on_sum(at.setting))
-
-    def _scaled_noise(self, key: Any, like: Any, bounds: dict[str, Any], sigma: Any) -> Any:
-        unit = noises.gaussian(key, like, 1.0)
-        return {name: {k: a * sigma * bounds[name] for k, a in layer.items()} for name, layer in unit.items()}
-
-    def _on_sum(self, setting: Setting) -> float:
-        """The noise on a batch sum, in units of σC."""
-        if self.placement == "example":
-            return math.sqrt(setting.batch)
-        return 1.0 if self.placement == "batch" else 1.0 / math.sqrt(setting.per_round)
-
-    # --- the fused way: one backward pass, one draw of the same law on the sum
-
-    def example_bound(self, at: At) -> Any:
-        return None if self.clip_scope == "flat" or self.clip_mode == "median" else self._bound(at)
-
-    def example_on_sum(self, total: Any, at: At) -> Any:
         if not self.noise:
             return total
-        deviation = self._sigma(at) * self._bound(at) * self._on_sum(at.setting)
-        return noises.add(total, noises.gaussian(at.key, total, deviation))
+        return noise.add(total, self.on_sum(at.setting).noise(_first(clipped), at, bounds=bounds))
 
-    def events(self, setting: Setting) -> list[Release]:
+    def _clipped(self, each: Tree, mask: jax.Array, at: At) -> tuple[dict[str, Any], Tree]:
+        clip = self.on_example(at.setting).clip
+        bounds = clip.bounds(each, mask, at)
+        return bounds, clip.examples(each, bounds)
+
+    def _by_slot(self, clipped: Tree, whole: Tree, bounds: dict[str, Any], width: int, at: At) -> Tree:
+        """[width, ...] the noise of each slot of the batch: independent draws of σC; the first B add up to `whole`.
+
+        One draw serves both: what moves the model is `whole`, drawn once, and what the tap shows is that draw divided among
+        the slots, n_i = w_i − mean(w) + whole/B with independent w_i. So the tap is no second look at the gradients.
+        """
+        import jax
+        import jax.numpy as jnp
+
+        size = at.setting.batch
+        key = jax.random.fold_in(at.key, SLOTS)
+        one = self.on_example(at.setting)
+
+        def draw(slot: jax.Array) -> Tree:
+            return one.noise(_first(clipped), at, jax.random.fold_in(key, slot), bounds)
+
+        own = jax.vmap(draw)(jnp.arange(max(size, width)))
+
+        def shared(w: jax.Array, total: jax.Array) -> jax.Array:
+            nominal = w[:size] - w[:size].mean(axis=0) + total / size
+            return jnp.concatenate([nominal, w[size:]])[:width]
+
+        return jax.tree.map(shared, own, whole)
+
+    # --- the fused way: one backward pass, one draw of the same distribution on the sum
+
+    def example_bound(self, at: At) -> Any:
+        if self.clip_scope == "flat" or self.clip_mode == "median":
+            return None
+        return self.on_sum(at.setting).clip.at(at)
+
+    def example_on_sum(self, total: Tree, at: At) -> Tree:
+        return self.on_sum(at.setting).add_noise(total, at)
+
+    # --- what others ask
+
+    def claims(self, setting: Setting) -> list[Claim]:
         if not self.noise:
             return []
-        # A schedule of the clip moves noise and sensitivity alike; one of the noise changes z from round to round.
-        parts = math.sqrt(setting.layers if self.clip_scope == "layerwise" else 1)
-        sigmas = schedules.every_round(self.noise, self.noise_end, self.schedule, setting.rounds)
-        covered = self.clip_mode != "median"
-        reason = "" if covered else "the clip bound is the median of private norms, computed without noise"
+        examples = setting.examples or setting.clients * setting.smallest
+        rate = min(1.0, setting.batch * setting.per_round / examples)
+        assumptions = (f"a global Poisson sample of rate q = B·Kt/N = {rate:.4g} at each of {{steps}} steps",)
+        sampled = Claim(
+            "release",
+            "example",
+            "",
+            "sampled",
+            sigma=self.noise,
+            rate=rate,
+            steps_per_round=setting.local_steps,
+            assumptions=assumptions,
+        )
+        keeps = "joint differential privacy keeps the unit, one example; it says nothing of a whole client"
+        return [sampled, replace(sampled, unit="client", reason=keeps, rule="joint")]
 
-        def release(tap: str, factor: float, adds_up: bool) -> Release:
-            zs = tuple(sigma * factor / parts for sigma in sigmas)
-            z = min(zs, default=self.noise * factor / parts)
-            return Release(
-                tap, "example", "gaussian", z, "step", "example", zs, adds_up=adds_up, covered=covered, reason=reason
-            )
+    def dial(self, unit: str) -> Dial:
+        return Dial("noise", self.noise)
 
-        # With several local steps, or another optimiser than SGD, updates are no sums of noised gradients any more.
-        linear = setting.local_steps == 1 and setting.optimizer == "sgd"
-        at_client = release("client", self._on_sum(setting), linear)
-        return [release("example", 1.0, False), at_client] if self.placement == "example" else [at_client]
+    def turned(self, dial: Dial, value: float) -> FedCDP:
+        end = None if self.noise_end is None else self.noise_end * value / (self.noise or 1.0)
+        return replace(self, noise=value, noise_end=end)
+
+    def silenced(self) -> FedCDP:
+        return replace(self, noise=0.0, noise_end=None)
+
+    def clip_bounds(self) -> tuple[float, ...]:
+        return (self.clip,) if self.clip_end is None else (self.clip, self.clip_end)
+
+    def noise_levels(self) -> tuple[float, ...]:
+        return (self.noise,) if self.noise_end is None else (self.noise, self.noise_end)
+
+    def refuses_deployment(self) -> Refusal | None:
+        if self.placement != "cohort":
+            return None
+        takes = (
+            "is noise for a sum that nobody sees in parts, which takes secure aggregation, and deployment has none "
+            "(docs/deployment.md): use 'example' or 'batch'"
+        )
+        return Refusal("placement", "cohort", takes)
 
 
-def _where(mask: Any, a: Any) -> Any:
+def _first(each: Tree) -> Tree:
+    """One example's gradient, for its shape."""
+    import jax
+
+    return jax.tree.map(lambda a: a[0], each)
+
+
+def _where(mask: jax.Array, a: jax.Array) -> jax.Array:
     """Zero where an example is padding."""
+    import jax.numpy as jnp
+
     return jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - 1)), a, 0.0)

@@ -17,21 +17,20 @@ nominal Kt, whatever the number of answers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.core.events import Release
-from fedveil.core.lazy import Lazy
+from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
-from fedveil.defenses.base import At, Defense
-from fedveil.mechanisms import schedule as schedules
-
-clipping: Any = Lazy("fedveil.mechanisms.clip")
-noises: Any = Lazy("fedveil.random.noise")
+from fedveil.core.stage import Effect
+from fedveil.defenses.base import At, Defense, Dial
+from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed
+from fedveil.mechanisms.schedule import Schedule, Shape
 
 Positive = Annotated[float, Field(gt=0)]
+Tree = Any
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class FedSDP(Defense):
     placement: Literal["server-sum", "server-each", "client"] = "server-sum"
     clip_scope: Literal["layerwise", "flat"] = "layerwise"
     clip_end: Positive | None = None
-    schedule: schedules.Shape = "linear"
+    schedule: Shape = "linear"
     noise_end: Positive | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
@@ -57,36 +56,62 @@ class FedSDP(Defense):
     def noised_stages(self) -> tuple[str, ...]:
         return ("update" if self.placement == "client" else "aggregate",)
 
-    def _bound(self, at: At) -> Any:
-        return schedules.value(self.clip, self.clip_end, self.schedule, at.round, at.setting.rounds)
+    def effect(self, stage: str) -> Effect:
+        # The clip alone, where the server adds the noise later.
+        return Effect.CONTRACTION if stage == "update" and self.placement != "client" else Effect.MECHANISM
 
-    def _deviation(self, at: At) -> Any:
-        sigma = schedules.value(self.noise, self.noise_end, self.schedule, at.round, at.setting.rounds)
-        return sigma * self._bound(at)
+    def mechanism(self, setting: Setting) -> Mechanism:
+        """Clip C on an update, noise σC on it, or at the server on the weighted sum of a round."""
+        clip = Clip(Schedule(self.clip, self.clip_end, self.schedule, setting.rounds), self.clip_scope)
+        noise = Schedule(self.noise, self.noise_end, self.schedule, setting.rounds)
+        if self.placement == "client":
+            return Mechanism(clip, noise)
+        draws = setting.per_round if self.placement == "server-each" else 1
+        return Mechanism(clip, noise, spread=math.sqrt(draws) * setting.max_weight, weight=setting.max_weight)
 
-    def update(self, update: Any, at: At) -> Any:
-        clipped = clipping.clip_one(update, self._bound(at), self.clip_scope)
-        if self.placement != "client" or not self.noise:
-            return clipped
-        return noises.add(clipped, noises.gaussian(at.key, clipped, self._deviation(at)))
-
-    def aggregate(self, total: Any, at: At) -> Any:
-        if not self.noise:
-            return total
-        draws = at.setting.per_round if self.placement == "server-each" else 1
-        deviation = self._deviation(at) * math.sqrt(draws) * at.setting.max_weight
-        return noises.add(total, noises.gaussian(at.key, total, deviation))
-
-    def events(self, setting: Setting) -> list[Release]:
+    def mechanisms(self, setting: Setting) -> list[Placed]:
         if not self.noise:
             return []
-        # A schedule of the clip moves noise and sensitivity alike; one of the noise changes z from round to round.
-        parts = math.sqrt(setting.layers if self.clip_scope == "layerwise" else 1)
-        factor = math.sqrt(setting.per_round) / parts if self.placement == "server-each" else 1.0 / parts
-        sigmas = schedules.every_round(self.noise, self.noise_end, self.schedule, setting.rounds)
-        zs = tuple(sigma * factor for sigma in sigmas)
-        z = min(zs, default=self.noise * factor)
+        made = self.mechanism(setting)
         if self.placement == "client":
-            return [Release("client", "client", "gaussian", z, "round", "update", zs, adds_up=True)]
+            return [Placed(made, "client", "client", "round", "update", "update", adds_up=True)]
         trust = ("the server is trusted: it sees clean updates and adds the noise",)
-        return [Release("release", "client", "gaussian", z, "round", "aggregate", zs, on_sum=True, assumes=trust)]
+        return [Placed(made, "release", "client", "round", "update", "aggregate", on_sum=True, assumes=trust)]
+
+    def update(self, update: Tree, at: At) -> Tree:
+        mechanism = self.mechanism(at.setting)
+        return mechanism.apply(update, at) if self.placement == "client" else mechanism.clip_one(update, at)
+
+    def aggregate(self, total: Tree, at: At) -> Tree:
+        return self.mechanism(at.setting).add_noise(total, at)
+
+    # --- what others ask
+
+    def claims(self, setting: Setting) -> list[Claim]:
+        if not self.noise:
+            return []
+        rate = min(1.0, setting.per_round / setting.clients)
+        assumptions = (f"a Poisson sample of clients of rate q = Kt/K = {rate:.4g} in each of {{rounds}} rounds",)
+        sampled = Claim(
+            "release", "client", "", "sampled", sigma=self.noise, rate=rate, steps_per_round=1, assumptions=assumptions
+        )
+        if self.placement == "client":
+            return [sampled]
+        closed = "the paper counts leakage at the server as closed; here the server sees clean updates"
+        return [sampled, replace(sampled, tap="server", reason=closed, rule="moments")]
+
+    def dial(self, unit: str) -> Dial:
+        return Dial("noise", self.noise)
+
+    def turned(self, dial: Dial, value: float) -> FedSDP:
+        end = None if self.noise_end is None else self.noise_end * value / (self.noise or 1.0)
+        return replace(self, noise=value, noise_end=end)
+
+    def silenced(self) -> FedSDP:
+        return replace(self, noise=0.0, noise_end=None)
+
+    def clip_bounds(self) -> tuple[float, ...]:
+        return (self.clip,) if self.clip_end is None else (self.clip, self.clip_end)
+
+    def noise_levels(self) -> tuple[float, ...]:
+        return (self.noise,) if self.noise_end is None else (self.noise, self.noise_end)

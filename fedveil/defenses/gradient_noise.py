@@ -19,17 +19,13 @@ them. For noise with an account use `fed-cdp` or `fed-sdp`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.core.lazy import Lazy
+from fedveil.core.stage import Effect
 from fedveil.defenses.base import At, Defense
-
-jax: Any = Lazy("jax")
-jnp: Any = Lazy("jax.numpy")
-noises: Any = Lazy("fedveil.random.noise")
 
 
 @dataclass(frozen=True)
@@ -46,10 +42,19 @@ class GradientNoise(Defense):
     def fills(self, stage: str) -> bool:
         return stage == self.stage
 
+    def effect(self, stage: str) -> Effect:
+        return Effect.POST_PROCESSING
+
+    def silenced(self) -> GradientNoise:
+        return replace(self, scale=0.0)
+
     def noised_stages(self) -> tuple[str, ...]:
         return (self.stage,)
 
     def example(self, each: Any, mask: Any, at: At) -> tuple[Any, Any]:
+        import jax
+        import jax.numpy as jnp
+
         def one(gradient: Any, present: Any, slot: Any) -> Any:
             noise = self._noise(jax.random.fold_in(at.key, slot), gradient, self.scale)
             return jax.tree.map(lambda a, n: a + jnp.where(present, n, jnp.zeros((), n.dtype)), gradient, noise)
@@ -57,18 +62,28 @@ class GradientNoise(Defense):
         return jax.vmap(one)(each, mask, jnp.arange(mask.shape[0])), None
 
     def example_sum(self, each: Any, mask: Any, at: At) -> Any:
+        import jax
+        import jax.numpy as jnp
+
         if self.law != "gaussian":
             return super().example_sum(each, mask, at)
         total = jax.tree.map(lambda g: g.sum(axis=0), each)
         dtype = jax.tree.leaves(total)[0].dtype
-        return noises.add(total, self._noise(at.key, total, self.scale * jnp.sqrt(mask.sum().astype(dtype))))
+        return self._added(at.key, total, self.scale * jnp.sqrt(mask.sum().astype(dtype)))
 
     def batch(self, total: Any, at: At) -> Any:
         # The stage sees the sum; the scale is meant for the mean.
-        return noises.add(total, self._noise(at.key, total, self.scale * at.divisor))
+        return self._added(at.key, total, self.scale * at.divisor)
 
     def upload(self, message: Any, at: At) -> Any:
-        return noises.add(message, self._noise(at.key, message, self.scale))
+        return self._added(at.key, message, self.scale)
+
+    def _added(self, key: Any, value: Any, scale: Any) -> Any:
+        from fedveil.random import noise
+
+        return noise.add(value, self._noise(key, value, scale))
 
     def _noise(self, key: Any, like: Any, scale: Any) -> Any:
-        return noises.LAWS[self.law](key, like, scale)
+        from fedveil.random import noise
+
+        return noise.draw(self.law, key, like, scale)

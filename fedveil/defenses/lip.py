@@ -18,16 +18,12 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from fedveil.core.errors import ConfigError, unknown_name
-from fedveil.core.events import Release
-from fedveil.core.lazy import Lazy
+from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
+from fedveil.core.stage import Effect
 from fedveil.defenses.base import At, Defense, DefenseContext
-
-jax: Any = Lazy("jax")
-jnp: Any = Lazy("jax.numpy")
-clipping: Any = Lazy("fedveil.mechanisms.clip")
-noises: Any = Lazy("fedveil.random.noise")
-importance: Any = Lazy("fedveil.defenses.importance")
+from fedveil.mechanisms.mechanism import Clip, LayerLaplace, Placed
+from fedveil.mechanisms.schedule import Schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +50,10 @@ class LIP(Defense):
             raise ConfigError("train.aggregation", setting.aggregation, takes)
 
     def prepare(self, context: DefenseContext) -> Defense:
+        import jax
+
+        from fedveil.defenses import importance
+
         known = tuple(jax.eval_shape(context.model.init, jax.random.key(0)))
         for layer in self.layers or ():
             if layer not in known:
@@ -65,28 +65,43 @@ class LIP(Defense):
 
     def initial_memories(self, params: Any, clients: int) -> Any:
         """[clients, ...] for each noised parameter: its part of the budget, ε_j/ε."""
+        import jax
+        import jax.numpy as jnp
+
         if self.layers is None:
             return self.held.measure_clients(params, _sparing)
         chosen = dict.fromkeys(self.layers)
         even = jnp.full(clients, 1.0 / len(chosen), jax.tree.leaves(params)[0].dtype)
         return {layer: {k: jnp.copy(even) for k in params[layer]} for layer in chosen}
 
-    def recall(self, stage: str, value: Any, memory: Any, at: At) -> tuple[Any, Any]:
-        clipped = clipping.clip_l1(value, self.clip)
-        unit = noises.laplace(at.key, clipped, 1.0)
-        spread = 2.0 * at.setting.lr * self.clip
-        noised = dict(clipped)
-        for layer, shares in memory.items():
-            scales = {k: spread / (self.epsilon * share) for k, share in shares.items()}
-            noised[layer] = {k: a + scales[k] * unit[layer][k] for k, a in clipped[layer].items()}
-        return noised, memory
+    def effect(self, stage: str) -> Effect:
+        # Noise by relevance reads private data; noise on named layers reads nothing but what it is given.
+        return Effect.READS_DATA if self.layers is None else Effect.POST_PROCESSING
 
-    def events(self, setting: Setting) -> list[Release]:
+    def mechanism(self, setting: Setting) -> LayerLaplace:
+        """Clip of the whole update in L1 norm, Laplace noise by share of the budget, as in `dpfl`."""
+        clip = Clip(Schedule(self.clip), norm="l1")
+        return LayerLaplace(clip, Schedule(1.0), "laplace", budget=self.epsilon, lr=setting.lr)
+
+    def mechanisms(self, setting: Setting) -> list[Placed]:
         reason = "layers without noise show their part of the update as it is, and the noise follows private data"
         if self.layers is not None:
             reason = "layers without noise show their part of the update as it is; to noise all of them use dpfl"
-        return [Release("server", "client", "laplace", 0.0, "round", "upload", covered=False, reason=reason)]
+        return [Placed(self.mechanism(setting), "server", "client", "round", "upload", "upload", reason=reason)]
+
+    def recall(self, stage: str, value: Any, memory: Any, at: At) -> tuple[Any, Any]:
+        mechanism = self.mechanism(at.setting)
+        return mechanism.noise_by_share(mechanism.clip_one(value, at), memory, at), memory
+
+    def claims(self, setting: Setting) -> list[Claim]:
+        reason = "per round and for the noised layers alone"
+        return [Claim("server", "client", reason, adjacency="replace", epsilon=self.epsilon, delta=0.0)]
+
+    def clip_bounds(self) -> tuple[float, ...]:
+        return (self.clip,)
 
 
 def _sparing(*measured: Any) -> Any:
+    from fedveil.defenses import importance
+
     return importance.sparing_shares(importance.relevance(*measured))

@@ -20,13 +20,12 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from fedveil.core.errors import ConfigError
-from fedveil.core.events import Release
-from fedveil.core.lazy import Lazy
+from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
-from fedveil.defenses.base import At, Defense
-
-clipping: Any = Lazy("fedveil.mechanisms.clip")
-noises: Any = Lazy("fedveil.random.noise")
+from fedveil.core.stage import Effect
+from fedveil.defenses.base import At, Defense, Dial
+from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed
+from fedveil.mechanisms.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -71,16 +70,37 @@ class NbAFL(Defense):
     def _c(self) -> float:
         return math.sqrt(2.0 * math.log(1.25 / self.delta))
 
+    def effect(self, stage: str) -> Effect:
+        # The server's own noise only adds to the uploads': it is not counted on.
+        return Effect.POST_PROCESSING if stage == "finish" else Effect.MECHANISM
+
+    def mechanism(self, setting: Setting) -> Mechanism:
+        """Flat clip C of the local model, noise on every upload."""
+        return Mechanism(Clip(Schedule(self.clip)), Schedule(self.uplink(setting) / self.clip))
+
+    def mechanisms(self, setting: Setting) -> list[Placed]:
+        return [Placed(self.mechanism(setting), "server", "client", "round", "upload", "upload", adds_up=True)]
+
     def upload(self, message: Any, at: At) -> Any:
-        clipped = clipping.clip_one(message, self.clip, "flat")
-        return noises.add(clipped, noises.gaussian(at.key, clipped, self.uplink(at.setting)))
+        return self.mechanism(at.setting).apply(message, at)
 
     def finish(self, params: Any, at: At) -> Any:
-        deviation = self.downlink(at.setting)
-        return noises.add(params, noises.gaussian(at.key, params, deviation)) if deviation else params
+        from fedveil.random import noise
 
-    def events(self, setting: Setting) -> list[Release]:
-        # The server's own noise only adds to this: it is not counted on.
+        deviation = self.downlink(at.setting)
+        return noise.add(params, noise.gaussian(at.key, params, deviation)) if deviation else params
+
+    # --- what others ask
+
+    def claims(self, setting: Setting) -> list[Claim]:
+        reason = "takes 2C/m for the sensitivity of a model clipped to C, which is 2C; δ is not composed"
         return [
-            Release("server", "client", "gaussian", self.uplink(setting) / self.clip, "round", "upload", adds_up=True)
+            Claim(tap, "client", reason, adjacency="replace", epsilon=self.epsilon, delta=self.delta)
+            for tap in ("server", "release")
         ]
+
+    def dial(self, unit: str) -> Dial:
+        return Dial("epsilon", self.epsilon, rises=True)
+
+    def clip_bounds(self) -> tuple[float, ...]:
+        return (self.clip,)

@@ -25,12 +25,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from fedveil.core.errors import ConfigError
-from fedveil.core.lazy import Lazy
 from fedveil.core.setting import Setting
+from fedveil.core.stage import Effect
 from fedveil.defenses.base import At, Defense
-
-jax: Any = Lazy("jax")
-sparse: Any = Lazy("fedveil.defenses.sparse")
 
 
 @dataclass(frozen=True)
@@ -46,8 +43,8 @@ class Prune(Defense):
     def fills(self, stage: str) -> bool:
         return stage == self.stage
 
-    def shrinks(self) -> bool:
-        return True
+    def effect(self, stage: str) -> Effect:
+        return Effect.CONTRACTION
 
     def check(self, setting: Setting) -> None:
         if self.stage == "upload" and setting.aggregation == "fedavg":
@@ -55,10 +52,18 @@ class Prune(Defense):
             raise ConfigError("train.aggregation", setting.aggregation, takes)
 
     def example(self, each: Any, mask: Any, at: At) -> tuple[Any, Any]:
+        import jax
+
+        from fedveil.defenses import sparse
+
         return jax.vmap(lambda one: sparse.prune(one, self.share))(each), None
 
     def batch(self, total: Any, at: At) -> Any:
+        from fedveil.defenses import sparse
+
         return sparse.prune(total, self.share)
 
     def upload(self, message: Any, at: At) -> Any:
+        from fedveil.defenses import sparse
+
         return sparse.prune(message, self.share)

@@ -35,8 +35,9 @@ class Squeeze(Defense):
     name: ClassVar[str] = "squeeze"
     summary: ClassVar[str] = "shares only after M local iterations: fixes train.local_steps (cpl, Table 9)"
 
-    def shrinks(self) -> bool:
-        return True
+    @property
+    def fixed_local_steps(self) -> int:
+        return self.steps
 
     def check(self, setting: Setting) -> None:
         if setting.local_steps != self.steps:

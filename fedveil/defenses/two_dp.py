@@ -19,20 +19,22 @@ fresh noise, so receivers together, or one over time, can average it away; no ce
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.core.events import Release
-from fedveil.core.lazy import Lazy
+from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
-from fedveil.defenses.base import At, Defense
+from fedveil.core.stage import Effect
+from fedveil.defenses.base import At, Defense, Dial
+from fedveil.mechanisms.mechanism import BroadcastNoise, Clip, Mechanism, Placed
+from fedveil.mechanisms.schedule import Schedule
 
-jax: Any = Lazy("jax")
-numpy: Any = Lazy("numpy")
-clipping: Any = Lazy("fedveil.mechanisms.clip")
-noises: Any = Lazy("fedveil.random.noise")
+if TYPE_CHECKING:
+    import jax
+
+Tree = Any
 
 
 @dataclass(frozen=True)
@@ -57,39 +59,53 @@ class TwoDP(Defense):
     def noised_stages(self) -> tuple[str, ...]:
         return ("example", "broadcast") if self.fills("broadcast") else ("example",)
 
-    def example(self, each: Any, mask: Any, at: At) -> tuple[Any, Any]:
-        clipped = clipping.clip_examples(each, self.clip, "flat")
-        if not self.noise:
-            return clipped, None
-        like = jax.tree.map(lambda a: a[0], clipped)
-        return clipped, noises.gaussian(at.key, like, self.noise * self.clip)
+    def effect(self, stage: str) -> Effect:
+        return Effect.MECHANISM
 
-    def broadcast(self, params: Any, at: At) -> Any:
-        key = at.shared if self.server_noise_mode == "same" else at.key
-        return noises.add(params, noises.gaussian(key, params, self.server_deviation(at.setting, at.lr)))
+    # --- its mechanisms
 
-    def server_deviation(self, setting: Setting, lr: Any) -> Any:
-        """σ·S/U with S = η·m·G."""
-        return self.server_noise * lr * setting.local_steps * self.clip / setting.per_round
+    def at_client(self, setting: Setting) -> Mechanism:
+        """Flat clip G of each example's gradient, noise σ_k·G on the batch sum."""
+        return Mechanism(Clip(Schedule(self.clip)), Schedule(self.noise))
 
-    def events(self, setting: Setting) -> list[Release]:
+    def at_server(self, setting: Setting) -> BroadcastNoise:
+        """Noise σ·S/U on the model that goes out."""
+        # A mean of B clipped gradients is at most G; of a Poisson batch, which may hold all N_i, at most G·N_i/B.
+        largest = max((size for size, _ in setting.sizes), default=setting.batch)
+        excess = max(1.0, largest / setting.batch) if setting.batching == "poisson" else 1.0
+        return BroadcastNoise(
+            Clip(Schedule(self.clip)),
+            Schedule(self.server_noise),
+            steps=setting.local_steps,
+            receivers=setting.per_round,
+            share=setting.share,
+            excess=excess,
+        )
+
+    def mechanisms(self, setting: Setting) -> list[Placed]:
         made = []
         if self.noise:
             linear = setting.local_steps == 1 and setting.optimizer == "sgd"
-            made.append(Release("client", "example", "gaussian", self.noise, "step", "example", adds_up=linear))
+            client = self.at_client(setting)
+            made.append(Placed(client, "client", "example", "step", "example", "example", adds_up=linear))
         if self.fills("broadcast"):
-            # A mean of B clipped gradients is at most G; of a Poisson batch, which may hold all N_i, at most G·N_i/B.
-            largest = max((size for size, _ in setting.sizes), default=setting.batch)
-            over = max(1.0, largest / setting.batch) if setting.batching == "poisson" else 1.0
-            z = self.server_noise / (setting.max_weight * over)
-            reason = self._why_not(setting)
-            made.append(
-                Release(
-                    "broadcast", "client", "gaussian", z, "round", "broadcast",
-                    on_sum=True, covered=not reason, reason=reason,
-                )
-            )  # fmt: skip
+            server, reason = self.at_server(setting), self._why_not(setting)
+            placed = Placed(server, "broadcast", "client", "round", "example", "broadcast", on_sum=True, reason=reason)
+            made.append(placed)
         return made
+
+    def example(self, each: Tree, mask: jax.Array, at: At) -> tuple[Tree, Tree | None]:
+        import jax
+
+        mechanism = self.at_client(at.setting)
+        clipped = mechanism.clip.examples(each, mechanism.clip.bounds(each, mask, at))
+        if not self.noise:
+            return clipped, None
+        return clipped, mechanism.noise(jax.tree.map(lambda a: a[0], clipped), at)
+
+    def broadcast(self, params: Tree, at: At) -> Tree:
+        key = at.shared if self.server_noise_mode == "same" else at.key
+        return self.at_server(at.setting).add_noise(params, at, key)
 
     def _why_not(self, setting: Setting) -> str:
         """Why the server's noise does not compose over rounds; empty where it does."""
@@ -110,6 +126,27 @@ class TwoDP(Defense):
             )
         return ""
 
+    # --- what others ask
+
+    def claims(self, setting: Setting) -> list[Claim]:
+        return [
+            Claim("client", "example", "the paper's constant from ε to σ is left undefined: no ε follows from its text")
+        ]
+
+    def dial(self, unit: str) -> Dial:
+        if unit == "client":
+            return Dial("server_noise", self.server_noise)
+        return Dial("noise", self.noise)
+
+    def silenced(self) -> TwoDP:
+        return replace(self, noise=0.0, server_noise=0.0)
+
+    def clip_bounds(self) -> tuple[float, ...]:
+        return (self.clip,)
+
+    def noise_levels(self) -> tuple[float, ...]:
+        return (self.noise,)
+
 
 def averaging_factor(receivers: int, rounds: int) -> float:
     """By how much averaging over rounds lowers z under `distinct` noise, for a contribution to the first round.
@@ -118,6 +155,8 @@ def averaging_factor(receivers: int, rounds: int) -> float:
     each), under a noise of its own of variance 1, which in turn enters the next mean. What it learns of a shift that stays
     in the model is 1ᵀΣ⁻¹1, against 1 for a single noise. Models that learn from what they receive are not in this count.
     """
+    import numpy
+
     rounds = min(rounds, 300)  # it grows no more by then
     step = numpy.arange(rounds)
     covariance = numpy.minimum.outer(step, step) / receivers + 1.0 / receivers

@@ -4,7 +4,9 @@ A line is written, synced and in place before anything of that round is sent, so
 that is too high. Nothing is ever taken back: a round asked for again, a restart, a second run all add lines. What a round
 costs is written out in full (noise, steps, sampling rate), so that ε follows from this file alone.
 
-The account counts the rounds that really happened, so it needs no assumption on how the server draws its clients.
+The account counts the rounds that really happened (rule `realised`), so it needs no assumption on how the server draws its
+clients. The budget is kept by a privacy filter: a server may choose its next request after it has seen an answer, and
+composition of privacy loss distributions holds only for mechanisms that were chosen beforehand.
 """
 
 from __future__ import annotations
@@ -14,21 +16,23 @@ import json
 import math
 import os
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedveil.accounting import accountants
 from fedveil.accounting.accountants import Round
+from fedveil.accounting.accounts import realised_epsilon
+from fedveil.accounting.filters import RenyiFilter
 from fedveil.core.errors import RunError
 from fedveil.core.jsontext import to_json
 from fedveil.core.taps import NODE_UNITS
 from fedveil.deploy.limits import Limits, Refused
 
 FILE = "ledger.jsonl"
+VERSION = 2
+ADJACENT = ("zero-out", "replace")  # presence at a node is visible: add-remove has no meaning there
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,8 @@ class Use:
 
     @classmethod
     def of(cls, one: Round) -> Use:
-        """The noise is rounded down to three digits, so that rounds of a schedule fall into few groups."""
         z = min(value for _, value in one.noise)
-        digits = 2 - math.floor(math.log10(z)) if z > 0 else 0
-        floor = math.floor(z * 10.0**digits) / 10.0**digits
-        return cls(floor, one.steps, one.rate, one.hidden, one.law, one.replace)
+        return cls(z, one.steps, one.rate, one.hidden, one.law, one.replace)
 
     @property
     def round(self) -> Round:
@@ -63,12 +64,11 @@ class Entry:
     run: str
     round: int
     config: str  # digest of the config that was asked for
-    example: Use | None
-    client: Use | None
+    uses: Mapping[str, Mapping[str, Use | None]]  # by unit and adjacency
     time: str = ""
 
-    def use(self, unit: str) -> Use | None:
-        return self.example if unit == "example" else self.client
+    def use(self, unit: str, adjacency: str) -> Use | None:
+        return self.uses[unit][adjacency]
 
 
 class NodeLedger:
@@ -93,7 +93,7 @@ class NodeLedger:
         try:
             header = json.loads(lines[0])
             found = [_entry(json.loads(line)) for line in lines[1:]]
-            if header != {"ledger": 1, "entries": len(found)}:
+            if header.get("ledger") not in (1, VERSION) or header.get("entries") != len(found):
                 raise ValueError("lines are missing")
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise RunError(
@@ -101,9 +101,9 @@ class NodeLedger:
             ) from None
         return found
 
-    def epsilon(self, unit: str, delta: float) -> float:
+    def epsilon(self, unit: str, delta: float, adjacency: str = "zero-out") -> float:
         """ε of all that was sent so far; infinite where something had no certificate."""
-        return total(self.entries(), unit, delta)
+        return total(self.entries(), unit, delta, adjacency)
 
     def spend(self, entry: Entry, limits: Limits) -> float | None:
         """Writes a round before it is sent, or raises `Refused` where it would exceed the budget.
@@ -112,20 +112,30 @@ class NodeLedger:
         """
         with self._locked():
             entries = [*self.entries(), entry]
-            after = total(entries, limits.unit, limits.delta) if limits.epsilon is not None else None
-            if after is not None and limits.epsilon is not None and not after <= limits.epsilon:
-                spent = total(entries[:-1], limits.unit, limits.delta)
-                raise Refused(
-                    f"over budget: ε = {spent:.4g} of {limits.epsilon:g} is spent (δ = {limits.delta:g}, one "
-                    f"{limits.unit}), this round would make it {after:.4g}"
-                )
+            after = self._within(entries, limits) if limits.epsilon is not None else None
             self._write(entries)
+        return after
+
+    @staticmethod
+    def _within(entries: Sequence[Entry], limits: Limits) -> float:
+        """ε after the last entry by the budget's filter; or `Refused`."""
+        assert limits.epsilon is not None
+        budget = RenyiFilter.for_budget(limits.epsilon, limits.delta)
+        uses = [entry.use(limits.unit, limits.adjacency) for entry in entries]
+        costs = [math.inf if use is None else budget.cost(use.round) for use in uses]
+        after = budget.epsilon(costs)
+        if not budget.allows(costs):
+            spent = budget.epsilon(costs[:-1])
+            raise Refused(
+                f"over budget: ε = {spent:.4g} of {limits.epsilon:g} is spent (δ = {limits.delta:g}, one {limits.unit}, "
+                f"{limits.adjacency}), this round would make it {after:.4g}"
+            )
         return after
 
     def _write(self, entries: Sequence[Entry]) -> None:
         from fedveil.runs import write_text
 
-        header = {"ledger": 1, "entries": len(entries)}
+        header = {"ledger": VERSION, "entries": len(entries)}
         write_text(self.path, "".join(to_json(line) + "\n" for line in (header, *map(asdict, entries))))
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
@@ -142,19 +152,20 @@ class NodeLedger:
 
 
 def _entry(line: dict[str, Any]) -> Entry:
-    uses = {unit: None if line[unit] is None else Use(**line[unit]) for unit in NODE_UNITS}
-    return Entry(line["run"], line["round"], line["config"], uses["example"], uses["client"], line["time"])
+    told = line["uses"] if "uses" in line else {unit: _both(line[unit]) for unit in NODE_UNITS}
+    uses = {unit: {a: None if told[unit][a] is None else Use(**told[unit][a]) for a in ADJACENT} for unit in NODE_UNITS}
+    return Entry(line["run"], line["round"], line["config"], uses, line["time"])
 
 
-def total(entries: Sequence[Entry], unit: str, delta: float) -> float:
-    """ε of these rounds at δ, composed; infinite where one of them has no certificate."""
-    uses = [entry.use(unit) for entry in entries]
-    if any(use is None for use in uses):
-        return math.inf
-    groups = Counter(use.round for use in uses if use is not None)
-    ordered = tuple(sorted(groups.items(), key=repr))
-    found = accountants.epsilon(ordered, delta, "pld")
-    return math.inf if found is None else found
+def _both(use: dict[str, Any] | None) -> dict[str, Any]:
+    """A use of the first version, which knew zero-out alone: replaced, a record counts twice."""
+    return {"zero-out": use, "replace": None if use is None else {**use, "replace": True}}
+
+
+def total(entries: Sequence[Entry], unit: str, delta: float, adjacency: str = "zero-out") -> float:
+    """ε of these rounds at δ, composed, all under one neighbouring relation; infinite where one has no certificate."""
+    uses = [entry.use(unit, adjacency) for entry in entries]
+    return realised_epsilon([None if use is None else use.round for use in uses], delta)
 
 
 def now() -> str:

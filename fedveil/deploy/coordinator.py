@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil.accounting import ledger
+from fedveil.accounting import ledger, transcript
+from fedveil.accounting.transcript import Executed
 from fedveil.assemble import Federation, prepare
 from fedveil.config import Config, resolve, to_toml
 from fedveil.core import keys
@@ -54,9 +55,12 @@ class Terms:
     test: bool = False  # noise by the run's seed, as in simulation: for comparison, never for private data
 
 
-def check_deployable(config: Config) -> None:
+def check_deployable(config: Config, *, test: bool = False) -> None:
     """Refuses what has no meaning, or no protection, on real machines."""
     train = config.train
+    if train.noise_seed is not None and not test:
+        takes = "makes draws that everyone with the config knows: leave it out to deploy, or use test mode"
+        raise ConfigError("train.noise_seed", train.noise_seed, takes)
     for key in ("dropout", "late"):
         if getattr(train, key):
             takes = "simulates lost or late clients; real ones are lost by themselves: leave it out to deploy"
@@ -73,14 +77,9 @@ def check_deployable(config: Config) -> None:
         )
         raise ConfigError("train.secure_aggregation", True, takes)
     for defense in make_all(config.defense):
-        if getattr(defense, "placement", None) == "cohort":
-            takes = (
-                "is noise for a sum that nobody sees in parts, which takes secure aggregation, and deployment has none "
-                "(docs/deployment.md): use 'example' or 'batch'"
-            )
-            raise ConfigError("defense.placement", "cohort", takes)
-        if getattr(defense, "public_only", False):
-            raise ConfigError("defense.public_only", True, "asks no node for anything: run it with 'fedveil train'")
+        refusal = defense.refuses_deployment()
+        if refusal is not None:
+            raise ConfigError(f"defense.{refusal.key}", refusal.value, refusal.takes)
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ def conduct(
 ) -> dict[str, Any]:
     """Runs, or goes on with, a deployed training; returns the document that `deploy run --json` shows."""
     config = resolve(config)
-    check_deployable(config)
+    check_deployable(config, test=terms.test)
     return _Run(config, exchange, folder, terms, progress).go()
 
 
@@ -154,16 +153,19 @@ class _Run:
         record = Record.read(folder)
         self.sizes = dict(enumerate(record.members.sizes)) if record else dict[int, int]()
         self.record = record or Record(secrets.token_hex(8), self._gather(config))
-        self.federation, self.evaluates = _assemble(config, self.record.members)
+        # Who takes part is drawn by coins that nobody knows before.
+        draws = keys.Draws(_test_seed(config)) if terms.test else keys.Draws.fresh()
+        self.federation, self.evaluates = _assemble(config, self.record.members, draws)
         self.config, self.simulator = self.federation.config, self.federation.simulator
-        if not terms.test:
-            self.simulator.seed = secrets.randbits(128)  # who takes part is drawn by coins that nobody knows before
         self.text = to_toml(self.config)
         task = self.simulator.task
         self._begin = jax.jit(partial(client_part.begin, task))
         self._collect = jax.jit(partial(server.collect, self.simulator.rule))
         self._advance = jax.jit(partial(server.advance, task, self.simulator.rule))
         self.history: list[Row] = []
+        header = transcript.start(task.defenses, task.setting)
+        self.recorder = transcript.Recorder(header, folder.path / transcript.FILE)
+        self.stopped = ""
 
     # --- who is there
 
@@ -218,7 +220,7 @@ class _Run:
         scores = None
         every = self.config.train.eval_every
         assert every is not None
-        while done < self.federation.rounds:
+        while done < self.federation.rounds and self._affordable(done):
             state, row = self._round(state, done)
             done += 1
             if self.evaluates and (done % every == 0 or done == self.federation.rounds):
@@ -247,6 +249,7 @@ class _Run:
             if not self.folder.config.exists():
                 write_text(self.folder.config, self.text)
             self.record.save(self.folder)
+            self.recorder.begin()
             restored = self.folder.restore(state)
             if restored is not None:
                 state, done, self.earlier = simulator.adopt(restored.state), restored.round, restored.seconds
@@ -257,6 +260,27 @@ class _Run:
             self.folder.write_info(status="running", rounds_done=done, deployed=terms, **environment())
         return state, done
 
+    def _executed(self, number: int) -> Executed:
+        """The next attempt at a round, as it will be asked for. Every attempt has fresh noise, and counts."""
+        task, attempt = self.simulator.task, sum(1 for asked, _ in self.recorder.rounds if asked == number)
+        lr, asked = self.simulator.schedule.at(number), task.setting.per_round
+        return transcript.executed(task.defenses, task.setting, number, lr, asked, 0, attempt)
+
+    def _affordable(self, number: int) -> bool:
+        """Whether the budget allows one more attempt, after all that were made."""
+        budget = self.config.train.budget
+        if budget is None:
+            return True
+        after = self.recorder.transcript().plus(self._executed(number))
+        row = ledger.certified(after, budget.tap, budget.unit, budget.delta)
+        if row.epsilon is not None and row.epsilon <= budget.epsilon:
+            return True
+        self.stopped = (
+            f"budget: round {number + 1} would exceed ε = {budget.epsilon:g} at δ = {budget.delta:g}, tap {budget.tap}, "
+            f"unit {budget.unit}, after {self.record.asked} rounds that were asked for"
+        )
+        return False
+
     def _round(self, state: ServerState, number: int) -> tuple[ServerState, Row]:
         simulator, began = self.simulator, time.monotonic()
         cohort = simulator.cohort(state, number)
@@ -264,15 +288,22 @@ class _Run:
         round_key = simulator.round_key(number) if self.terms.test else secure.fresh_key()
         asked = self._requests(state, number, cohort, round_key, lr)
         self.record.asked += 1
+        entry = replace(self._executed(number), asked=len(cohort.clients))
         with self.folder.writing():
+            self.recorder.append(entry)
+            self.recorder.sync()
             self.record.save(self.folder)
         answers = self.exchange.ask({self.nodes[c]: ask for c, ask in asked.items()}, self.terms.timeout)
         taken, refused = self._taken(state, number, cohort, answers)
-        self.record.lost += len(cohort.clients) - len(taken)
+        lost = len(cohort.clients) - len(taken)
+        self.record.lost += lost
         if len(taken) < math.ceil(self.terms.quorum * len(cohort.clients)):
+            self.recorder.outcome(number, entry.attempt, dropped=0, lost=lost)
             raise self._too_few(number, len(cohort.clients), len(taken), refused)
         state, report = self._step(state, number, cohort, taken, round_key, lr)
-        row: Row = {**report.row(), "lr": float(lr), "refused": refused, "seconds": time.monotonic() - began}
+        told = report.row()
+        self.recorder.outcome(number, entry.attempt, dropped=int(told["not_finite"]), lost=lost)
+        row: Row = {**told, "lr": float(lr), "refused": refused, "seconds": time.monotonic() - began}
         row["train_loss"] = row["train_loss"] if "loss" in state.clients else None
         return state, row
 
@@ -292,7 +323,7 @@ class _Run:
             parts = (
                 same if same is not None else pack(self._begin(state.params, self._moment(number, c, round_key, lr)))
             )
-            seed = self.config.train.seed if self.terms.test else -1
+            seed = _test_seed(self.config) if self.terms.test else -1
             request = Request(
                 self.record.run, number, c, self.text, setting.smallest, setting.max_weight, setting.min_weight, seed
             )
@@ -360,13 +391,8 @@ class _Run:
         return self.earlier + time.monotonic() - self.started
 
     def _finish(self, scores: tuple[float, float] | None, rounds: int) -> dict[str, Any]:
-        task = self.simulator.task
         self.record.save(self.folder)
-        # A node that is lost takes its noise with it, so that sums are not counted on.
-        lost = self.record.lost > 0 or any(row["not_finite"] for row in self.history)
-        rows = ledger.rows(
-            task.defenses, task.setting, self.record.asked, lost_noise=lost, accountants=("paper", "pld")
-        )
+        rows = ledger.rows(self.recorder.transcript(), accountants=("paper", "pld"))
         result = {
             "accuracy": scores[0] if scores else None,
             "split": self.federation.dataset.held_out_name if scores else None,
@@ -375,7 +401,7 @@ class _Run:
             "rounds_asked": self.record.asked,
             "seconds": self._seconds(),
             "run": str(self.folder.path),
-            "stopped": self.federation.stops or None,
+            "stopped": self.stopped or self.federation.stops or None,
             "clients_lost": self.record.lost,
             "nodes": len(self.record.members.sizes),
             "test": self.terms.test,
@@ -401,7 +427,13 @@ def accept(answer: Answer | None, run: str, number: int, client: int, like: Tree
     return unpack(answer.parts, like), reply.loss
 
 
-def _assemble(config: Config, members: Members) -> tuple[Federation, bool]:
+def _test_seed(config: Config) -> int:
+    """The seed of all draws in test mode."""
+    train = config.train
+    return train.seed if train.noise_seed is None else train.noise_seed
+
+
+def _assemble(config: Config, members: Members, draws: keys.Draws) -> tuple[Federation, bool]:
     """The federation without its data; and whether there is a part to measure accuracy on."""
     dataset = _own_data(config, members)
     evaluates = dataset is not None
@@ -409,7 +441,8 @@ def _assemble(config: Config, members: Members) -> tuple[Federation, bool]:
         blank = Part(np.zeros((1, *members.shape), members.dtype), np.zeros(1, np.int32))
         dataset = Dataset(config.data.name, blank, blank, "none", members.classes)
     nothing = Part(np.zeros((0, *members.shape), members.dtype), np.zeros(0, np.int32))
-    federation = prepare(config, dataset=replace(dataset, train=nothing), partition=members.partition)
+    dataset = replace(dataset, train=nothing)
+    federation = prepare(config, dataset=dataset, partition=members.partition, draws=draws)
     return federation, evaluates
 
 

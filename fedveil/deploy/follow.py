@@ -20,10 +20,10 @@ Row = dict[str, Any]
 GRACE = 15.0  # seconds that a run may be over for Flower before its folder says how it ended
 
 
-def checked(federation: Federation, config: Config) -> Config:
+def checked(federation: Federation, config: Config, *, test: bool = False) -> Config:
     """The config as it will be deployed."""
     config = resolve(config)
-    check_deployable(config)
+    check_deployable(config, test=test)
     if config.data.clients != federation.nodes:
         takes = f"the federation has {federation.nodes} nodes: make them equal"
         raise ConfigError("data.clients", config.data.clients, takes)
@@ -39,7 +39,7 @@ def run(
     progress: Callable[[Row], None] | None = None,
 ) -> dict[str, Any]:
     """Starts a run, or with config None goes on with the one in `folder`; returns its result."""
-    config = checked(federation, load(folder.config) if config is None else config)
+    config = checked(federation, load(folder.config) if config is None else config, test=terms.test)
     if not listening(federation.port):
         raise RunError(f"no server listens on port {federation.port}: start it with 'fedveil deploy server'")
     write_connection(federation)

@@ -44,6 +44,9 @@ class Limits(_Table):
     epsilon: float | None = Field(None, gt=0, description="the budget: ε of all rounds of all runs together")
     delta: float = Field(1e-5, gt=0, lt=1, description="its δ")
     unit: Literal["example", "client"] = Field("example", description="for one record, or for all of the node's")
+    adjacency: Literal["zero-out", "replace"] = Field(
+        "zero-out", description="whether it is left out, or replaced by another"
+    )
     unaccounted: bool = Field(False, description="whether rounds without a certificate are taken")
 
     @model_validator(mode="after")
@@ -112,11 +115,11 @@ def check(limits: Limits, config: Config, defenses: Sequence[Defense], steps: in
     if limits.defenses is not None and not set(names) <= set(limits.defenses):
         raise Refused(f"defence {'+'.join(names)} is not one that this node takes: {', '.join(limits.defenses)}")
     if limits.clip is not None:
-        clips = _values(defenses, "clip", "clip_end")
+        clips = [bound for d in defenses for bound in d.clip_bounds()]
         if not clips or max(clips) > limits.clip:
             raise Refused(f"this node takes a clip of at most {limits.clip:g}, asked was {_shown(clips, max)}")
     if limits.noise is not None:
-        noises = _values(defenses, "noise", "noise_end")
+        noises = [level for d in defenses for level in d.noise_levels()]
         if not noises or min(noises) < limits.noise:
             raise Refused(f"this node takes noise of at least {limits.noise:g}, asked was {_shown(noises, min)}")
     if limits.steps is not None and steps > limits.steps:
@@ -128,11 +131,6 @@ def check(limits: Limits, config: Config, defenses: Sequence[Defense], steps: in
     smallest = min(z for _, z in use.noise)
     if limits.multiplier is not None and smallest < limits.multiplier:
         raise Refused(f"this node takes z of at least {limits.multiplier:g}, asked was {smallest:.4g}")
-
-
-def _values(defenses: Sequence[Defense], *keys: str) -> list[float]:
-    found: list[Any] = [getattr(d, key, None) for d in defenses for key in keys]
-    return [float(value) for value in found if value is not None]
 
 
 def _shown(values: Sequence[float], worst: Any) -> str:

@@ -63,7 +63,7 @@ class Request(Plain):
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(self.config.encode()).hexdigest()[:12]
+        return hashlib.sha256(self.config.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)

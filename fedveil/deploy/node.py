@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import secrets
 import time
 import tomllib
 import traceback
@@ -22,7 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil.accounting import ledger
+from fedveil.accounting import company, transcript
+from fedveil.accounting.accountants import Round
+from fedveil.accounting.accounts import realised
 from fedveil.assemble import build_model, make_setting
 from fedveil.config import Config, from_dict, resolve
 from fedveil.core import keys
@@ -36,7 +37,7 @@ from fedveil.data.pixels import scale_of
 from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import make_all
 from fedveil.deploy import limits as limiting
-from fedveil.deploy.account import Entry, NodeLedger, Use, now
+from fedveil.deploy.account import ADJACENT, Entry, NodeLedger, Use, now
 from fedveil.deploy.limits import Node, Refused
 from fedveil.deploy.messages import Introduction, Parts, Reply, Request
 from fedveil.deploy.wire import BadMessage, pack, unpack
@@ -45,7 +46,6 @@ from fedveil.rounds import client as client_part
 from fedveil.rounds import plan
 from fedveil.rounds.client import Now, Task
 from fedveil.rounds.context import FederationContext
-from fedveil.rounds.simulate import Schedule
 from fedveil.runs import named_leaves, write_atomic
 
 Tree = Any
@@ -111,6 +111,9 @@ class _Plan:
     task: Task
     law: plan.BatchLaw
     steps: int
+
+    def lr(self, number: int) -> float:
+        return float(self.task.setting.lr_at(number))
 
 
 class _Round:
@@ -182,25 +185,39 @@ class _Round:
     def _allowed(self, planned: _Plan) -> Entry:
         """The line that goes into the account; or `Refused`."""
         request, task = self.request, planned.task
-        costs = {unit: ledger.one_round(task.defenses, task.setting, request.round, unit) for unit in NODE_UNITS}
-        if _tells_loss(task):
-            costs = dict.fromkeys(NODE_UNITS, (None, "its loss is told to the server without noise"))
-        use, why = costs[self.node.limits.unit]
+        limits = self.node.limits
+        use, why = self._cost(planned, limits.unit, limits.adjacency)
         if not (request.test and use is None):
-            limiting.check(self.node.limits, planned.config, task.defenses, planned.steps, use, why)
+            limiting.check(limits, planned.config, task.defenses, planned.steps, use, why)
+        uses = {unit: {a: self._use(planned, unit, a) for a in ADJACENT} for unit in NODE_UNITS}
+        return Entry(request.run, request.round, request.digest, uses, now())
+
+    def _cost(self, planned: _Plan, unit: str, adjacency: str) -> tuple[Round | None, str]:
+        """What the round costs a unit by the mechanisms that will run, or why nothing bounds it."""
+        task, number = planned.task, self.request.round
+        if _tells_loss(task):
+            return None, "its loss is told to the server without noise"
+        releases = company.declared(task.defenses, task.setting)
+        ran = transcript.executed(task.defenses, task.setting, number, planned.lr(number), 1, 0)
+        return realised(releases, ran.multipliers, task.setting, unit, adjacency)
+
+    def _use(self, planned: _Plan, unit: str, adjacency: str) -> Use | None:
+        cost, _ = self._cost(planned, unit, adjacency)
         # Noise that the server knows protects nothing.
-        uses = {unit: None if one is None or request.test else Use.of(one) for unit, (one, _) in costs.items()}
-        return Entry(request.run, request.round, request.digest, uses["example"], uses["client"], now())
+        return None if cost is None or self.request.test else Use.of(cost)
 
     # --- what stateful defences remember
 
     def _prepared(self, planned: _Plan) -> tuple[Defense, ...]:
         """The defences, with this node's data in the hands of those that measure something on it."""
         task = replace(planned.task, defenses=())
-        seed = self.request.seed if self.request.test else secrets.randbits(31)
         dataset = Dataset("node", self.data, self.data, "none", self.node.classes)
-        context = FederationContext(task, dataset, _as_client(self._id, len(self.data)), planned.law, seed)
-        return tuple(_without_server_part(d).prepare(context) for d in planned.task.defenses)
+        context = FederationContext(task, dataset, _as_client(self._id, len(self.data)), planned.law, self._draws())
+        return tuple(d.node_part().prepare(context) for d in planned.task.defenses)
+
+    def _draws(self) -> keys.Draws:
+        """In test mode the simulator's draws, else new ones at every call."""
+        return keys.Draws(self.request.seed) if self.request.test else keys.Draws.fresh()
 
     @property
     def _id(self) -> int:
@@ -209,8 +226,9 @@ class _Round:
 
     @property
     def _memory_file(self) -> Path:
+        """Bound to the run and to the config: what one config left before its noise never leaves under another."""
         name = hashlib.sha256(self.request.run.encode()).hexdigest()[:16]
-        return self.home / "memory" / f"{name}.npz"
+        return self.home / "memory" / name / f"{self.request.digest}.npz"
 
     def _memory(self, task: Task, received: Tree) -> Tree:
         """What this node remembers of this run; measured from the first model that it receives."""
@@ -231,7 +249,10 @@ class _Round:
 
     def _remember(self, memory: Tree) -> None:
         arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(jax.device_get(memory)).items()}
-        self._memory_file.parent.mkdir(exist_ok=True)
+        self._memory_file.parent.mkdir(parents=True, exist_ok=True)
+        for other in self._memory_file.parent.glob("*.npz"):
+            if other != self._memory_file:
+                other.unlink()
         savez: Callable[..., None] = np.savez
         write_atomic(self._memory_file, lambda file: savez(file, **arrays))
 
@@ -241,12 +262,9 @@ class _Round:
         request, task, law = self.request, planned.task, planned.law
         own = _as_client(self._id, len(self.data))
         alone = plan.Cohort(np.array([self._id]), np.zeros(1, np.int64), np.zeros(1, bool), 1, 0)
-        seed = request.seed if request.test else secrets.randbits(128)
         widths = plan.batch_widths(law, own, planned.steps)
-        batches = plan.draw_batches(law, own, seed, request.round, alone, widths)
-        train = planned.config.train
-        assert train.lr is not None and train.lr_end is not None and train.rounds is not None
-        lr = jnp.asarray(Schedule(train.lr, train.lr_end, train.rounds).at(request.round), task.dtype)
+        batches = plan.draw_batches(law, own, self._draws(), request.round, alone, widths)
+        lr = jnp.asarray(planned.lr(request.round), task.dtype)
         key, shared = self._keys()
         moment = Now(key, shared, jnp.int32(request.round), lr)
         # The server takes the difference of models (fedavg) itself: a node need not know the model before its noise.
@@ -284,8 +302,3 @@ def _as_client(number: int, size: int) -> Partition:
     """A partition in which this node is client `number`, so that draws have its name; those before it share its rows."""
     start = np.zeros(number + 1, np.int64)
     return Partition(np.arange(size, dtype=np.int32), start, np.full(number + 1, size, np.int32))
-
-
-def _without_server_part(defense: Defense) -> Defense:
-    """Fine-tuning on public data is the server's."""
-    return replace(defense, finetune=False) if hasattr(defense, "finetune") else defense  # type: ignore[type-var]

@@ -10,12 +10,13 @@ from typing import Any
 from fedveil.core.errors import FedveilError
 from fedveil.core.taps import NODE_UNITS
 from fedveil.deploy import commands
-from fedveil.deploy.account import Entry, NodeLedger, total
+from fedveil.deploy.account import ADJACENT, Entry, NodeLedger, total
 from fedveil.deploy.files import Federation
 from fedveil.deploy.limits import read_node
 from fedveil.deploy.processes import flwr, listening, write_connection
 
 Row = dict[str, Any]
+FLOATS = "not certified against a server that exploits floating point"
 
 
 def of_node(home: Path) -> Row:
@@ -23,10 +24,10 @@ def of_node(home: Path) -> Row:
     node = read_node(home)
     entries = NodeLedger(home).entries()
     limits = node.limits
-    rows = [_account(entries, unit, limits.delta) for unit in NODE_UNITS]
+    rows = [_account(entries, unit, adjacency, limits.delta) for unit in NODE_UNITS for adjacency in ADJACENT]
     budget = None
     if limits.epsilon is not None:
-        budget = {"epsilon": limits.epsilon, "delta": limits.delta, "unit": limits.unit}
+        budget = {"epsilon": limits.epsilon, "delta": limits.delta, "unit": limits.unit, "adjacency": limits.adjacency}
     return {
         "client": node.client,
         "rounds": len(entries),
@@ -36,16 +37,19 @@ def of_node(home: Path) -> Row:
     }
 
 
-def _account(entries: Sequence[Entry], unit: str, delta: float) -> Row:
-    epsilon = total(entries, unit, delta)
+def _account(entries: Sequence[Entry], unit: str, adjacency: str, delta: float) -> Row:
+    """All rounds under one neighbouring relation, by the rule `realised`."""
+    epsilon = total(entries, unit, delta, adjacency)
     known = math.isfinite(epsilon)
     return {
         "tap": "server",
         "unit": unit,
-        "adjacency": "replace" if any((use := e.use(unit)) and use.replace for e in entries) else "zero-out",
+        "rule": "realised",
+        "certified": False,
+        "adjacency": adjacency,
         "epsilon": epsilon if known else None,
         "delta": delta if known else None,
-        "reason": "" if known else "a round was sent without a certificate for this unit, or in test mode",
+        "reason": FLOATS if known else "a round was sent without a certificate for this unit, or in test mode",
     }
 
 

@@ -22,12 +22,12 @@ def seats(document: dict[str, Any]) -> dict[str, Any]:
     setting = planned.setting
     fixed = setting.sampling == "fixed" or setting.batching == "without-replacement"
     accountants = ("paper", "pld", "rdp") if fixed else ("paper", "pld")  # Rényi's alone knows fixed-size samples
-    rows = ledger.rows(planned.defenses, setting, setting.rounds, accountants=accountants)
+    rows = ledger.rows(planned.transcript(), accountants=accountants)
     own = [row for row in rows if row.rule not in PUBLISHED]
     return {
         "seats": [entry for tap in ACCOUNTED_TAPS for unit in UNITS if (entry := _seat(own, tap, unit))],
         "claims": [_brief(row) for row in rows if row.rule in PUBLISHED],
-        "delta": ledger.delta_of(planned.defenses),
+        "delta": planned.transcript().delta,
         "rounds": setting.rounds,
         "sampling": setting.sampling,
         "batching": setting.batching,

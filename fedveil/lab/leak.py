@@ -23,6 +23,7 @@ from fedveil.attacks.reconstruct.crew import Sight
 from fedveil.attacks.reconstruct.run import Reconstruction, reconstruct
 from fedveil.attacks.score import Scores, assigned, psnr, score, ssim
 from fedveil.config import from_dict
+from fedveil.core.keys import Draws
 from fedveil.data.pixels import png_uri
 
 Tell = Callable[[dict[str, Any]], None]
@@ -34,7 +35,8 @@ GROWTH = 6  # the first looks come after 1, 2, 3, … evaluations, later ones a 
 def run(documents: list[dict[str, Any]], tell: Tell) -> dict[str, Any]:
     """Attacks the first round of each document (undefended first); tells truth, steps; returns the scores."""
     tell({"stage": "observing", "text": "the client computes its gradient"})
-    seen = [_observe(document) for document in documents]
+    draws = Draws.of(from_dict(documents[0]).train.noise_seed)  # one: the same batch without and with the defence
+    seen = [_observe(document, draws) for document in documents]
     config, (x, y) = seen[0][2], seen[0][1]
     tell({"stage": "truth", "pictures": [[png_uri(p) for p in one] for one in x], "labels": y.tolist()})
     together = _stack([observation for observation, _, _ in seen])
@@ -50,11 +52,11 @@ def run(documents: list[dict[str, Any]], tell: Tell) -> dict[str, Any]:
     }
 
 
-def _observe(document: dict[str, Any]) -> tuple[Observation, tuple[np.ndarray, np.ndarray], Any]:
+def _observe(document: dict[str, Any], draws: Draws) -> tuple[Observation, tuple[np.ndarray, np.ndarray], Any]:
     """What the tap shows of the one client, and what is behind it."""
     config = from_dict(document)
     study.check_tap(config.attack)
-    federation = prepare(config, trainable=False)
+    federation = prepare(config, trainable=False, draws=draws)
     state = federation.simulator.start()
     observation = from_tap(federation, state, 0, [0], config.attack.at)
     return observation, truth.of_tap(federation, 0, [0], config.attack.at), federation.config

@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from fedveil.core.lazy import Lazy
-
-jnp: Any = Lazy("jax.numpy")
-numpy: Any = Lazy("numpy")
+if TYPE_CHECKING:
+    from types import ModuleType
 
 Shape = Literal["linear", "staircase", "exponential", "cosine"]
 STAIRS = 5  # steps of the staircase
 
 
-def value(start: float, end: float | None, shape: str, round_: Any, rounds: int, xp: Any = jnp) -> Any:
-    """The value in a round: `start` in the first, `end` in the last. Without an end it stays at `start`.
+@dataclass(frozen=True)
+class Schedule:
+    """A value that is `start` in the first round and `end` in the last. Without an end it stays at `start`."""
 
-    `xp` is the array module, so that the ledger reads the same schedule with numpy.
-    """
-    if end is None or rounds <= 1:
-        return start
-    share = xp.minimum(round_ / (rounds - 1), 1.0)
-    if shape == "exponential":
-        return start * (end / start) ** share
-    if shape == "cosine":
-        share = (1.0 - xp.cos(xp.pi * share)) / 2.0
-    if shape == "staircase":
-        share = xp.minimum(xp.floor(share * STAIRS), STAIRS - 1) / (STAIRS - 1)
-    return start + (end - start) * share
+    start: float
+    end: float | None = None
+    shape: Shape = "linear"
+    rounds: int = 1
+
+    @property
+    def varies(self) -> bool:
+        return self.end is not None and self.end != self.start and self.rounds > 1
+
+    def at(self, round_: Any) -> Any:
+        """The value in a round: a whole number, a numpy array of rounds, or a round that is traced under jit."""
+        if not self.varies or self.end is None:
+            return self.start
+        xp = _arrays_of(round_)
+        share = xp.minimum(round_ / (self.rounds - 1), 1.0)
+        if self.shape == "exponential":
+            return self.start * (self.end / self.start) ** share
+        if self.shape == "cosine":
+            share = (1.0 - xp.cos(math.pi * share)) / 2.0
+        if self.shape == "staircase":
+            share = xp.minimum(xp.floor(share * STAIRS), STAIRS - 1) / (STAIRS - 1)
+        return self.start + (self.end - self.start) * share
 
 
-def every_round(start: float, end: float | None, shape: str, rounds: int) -> tuple[float, ...]:
-    """The values of all rounds; empty where it never changes."""
-    if end is None or rounds <= 1:
-        return ()
-    return tuple(float(v) for v in value(start, end, shape, numpy.arange(rounds), rounds, numpy))
+def _arrays_of(round_: Any) -> ModuleType:
+    """numpy for plain numbers, so that an account does not wait for JAX; else JAX's."""
+    import numpy as np
+
+    if isinstance(round_, int | np.integer | np.ndarray):
+        return np
+    import jax.numpy as jnp
+
+    return jnp

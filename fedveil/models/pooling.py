@@ -16,6 +16,7 @@ import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -158,10 +159,12 @@ max_pool.defvjp(lambda y: _winners(_corners(y)), lambda place, g: (unpool(g, pla
 
 @dataclass(frozen=True)
 class Clip:
-    """How examples' gradients are clipped: by which factor, given the square of a norm, the bound and whether gradients
-    were rounded to bfloat16; and an array of examples' gradients times such factors."""
+    """How examples' gradients are clipped: what cotangents are multiplied by first, and the bound then, given the bound;
+    by which factor, given the square of a norm, that bound, the number of entries and whether gradients were rounded to
+    bfloat16; and an array of examples' gradients times such factors."""
 
-    scale: Callable[..., Array]  # (squares, bound, rounded)
+    limit: Callable[[Array, Any], tuple[Array, Array]]  # (bound, dtype) → bound, unit
+    scale: Callable[..., Array]  # (squares, bound, entries, rounded)
     apply: Callable[[Array, Array], Array]
 
 
@@ -214,13 +217,15 @@ def _by_sums(params: LayerParams, x: Array) -> tuple[Array, Array]:
 
 def _backward(clip: Clip | None, saved: Saved, g: Array) -> tuple[LayerParams, Array, Array]:
     params, x, place, bound = saved
+    most, unit = _limit(clip, bound, g)
+    g = g * unit
     gradient, squares = kernels.first_layer(x, g, place, params["w"].shape[0])
     each: LayerParams = {"w": gradient}
     if "b" in params:
         each["b"] = g.sum(axis=(1, 2))
         squares = squares + jnp.square(each["b"]).sum(axis=1)
     if clip is not None:
-        scales = clip.scale(squares, bound, False)
+        scales = clip.scale(squares, most, entries=_entries(params), rounded=False) / unit
         each = {name: clip.apply(a, scales) for name, a in each.items()}
     summed = {name: a.sum(axis=0) for name, a in each.items()}
     # Whoever asks for the derivative by the data all the same gets no number rather than a wrong one.
@@ -228,6 +233,14 @@ def _backward(clip: Clip | None, saved: Saved, g: Array) -> tuple[LayerParams, A
 
 
 first_with.defvjp(_forward, _backward)
+
+
+def _limit(clip: Clip | None, bound: Array, g: Array) -> tuple[Array, Array]:
+    return clip.limit(bound, g.dtype) if clip else (bound, jnp.ones_like(bound))
+
+
+def _entries(params: LayerParams) -> int:
+    return sum(a.size for a in params.values())
 
 
 # --- the first two layers on a graphics card
@@ -279,24 +292,34 @@ def _both_backward(
     clip: Clip | None, relus: Relus, saved: SavedPair, g: Array
 ) -> tuple[LayerParams, LayerParams, Array, Array]:
     first, second, x, place, between, after, bound = saved
+    most, unit = _limit(clip, bound, g)
+    g = g * unit
     wide = unpool(g, after).astype(between.dtype)
     shift = jnp.where(after < tiles.INACTIVE, g, 0.0).sum(axis=(1, 2)) if "b" in second else None
     return (
-        _first_gradient(clip, first, second, x, place, wide, bound),
-        _second_gradient(clip, second, between, wide, shift, bound),
+        _first_gradient(clip, first, second, x, place, wide, most, unit),
+        _second_gradient(clip, second, between, wide, shift, most, unit),
         jnp.full_like(x, jnp.nan),  # as that of `first_with`
         jnp.zeros_like(bound),
     )
 
 
 def _first_gradient(
-    clip: Clip | None, first: LayerParams, second: LayerParams, x: Array, place: Array, wide: Array, bound: Array
+    clip: Clip | None,
+    first: LayerParams,
+    second: LayerParams,
+    x: Array,
+    place: Array,
+    wide: Array,
+    most: Array,
+    unit: Array,
 ) -> LayerParams:
+    """`wide`: the cotangents of the second layer times `unit`; `most`: the bound likewise."""
     weights = second["w"].astype(wide.dtype)
-    scale = functools.partial(clip.scale, rounded=False) if clip else _unscaled
+    scale = functools.partial(clip.scale, entries=_entries(first), rounded=False) if clip else _unscaled
     kernel = first["w"].shape[0]
-    each, scales = tiles.first_by_example(wide, weights, place, x, kernel, "b" in first, bound, scale)
-    flat = (clip.apply(each, scales) if clip else each).sum(axis=0)
+    each, scales = tiles.first_by_example(wide, weights, place, x, kernel, "b" in first, most, scale)
+    flat = (clip.apply(each, scales / unit) if clip else each).sum(axis=0)
     w = flat[: flat.shape[0] - ("b" in first)].reshape(first["w"].shape)
     return {"w": w, "b": flat[-1]} if "b" in first else {"w": w}
 
@@ -306,17 +329,17 @@ def _unscaled(square: Array, bound: Array) -> Array:
 
 
 def _second_gradient(
-    clip: Clip | None, second: LayerParams, between: Array, wide: Array, shift: Array | None, bound: Array
+    clip: Clip | None, second: LayerParams, between: Array, wide: Array, shift: Array | None, most: Array, unit: Array
 ) -> LayerParams:
     kernel = second["w"].shape[0]
     if clip is None:
         gradient: LayerParams = {"w": tiles.summed(between, wide, kernel)}
         return gradient if shift is None else {**gradient, "b": shift.sum(axis=0)}
     more = None if shift is None else jnp.square(shift).sum(axis=1)
-    scale = functools.partial(clip.scale, rounded=True)
-    each, scales = tiles.by_example(between, wide, kernel, more, bound, scale)
+    scale = functools.partial(clip.scale, entries=_entries(second), rounded=True)
+    each, scales = tiles.by_example(between, wide, kernel, more, most, scale)
     alone: LayerParams = {"w": each} if shift is None else {"w": each, "b": shift}
-    return {name: clip.apply(a, scales).sum(axis=0) for name, a in alone.items()}
+    return {name: clip.apply(a, scales / unit).sum(axis=0) for name, a in alone.items()}
 
 
 both_with.defvjp(_both, _both_backward)

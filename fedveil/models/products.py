@@ -31,6 +31,18 @@ def outer_sum(x: Array, g: Array) -> Array:
     return functools.reduce(jnp.add, [a[:, None] * b[None, :] for a, b in zip(x, g, strict=True)])
 
 
+def outer_room(x: Array) -> float:
+    """How much less a bound has to be so that `outer_sum` keeps it.
+
+    Accelerators round the inputs of float32 products: a GPU to TF32, each number by at most 2⁻¹¹ of it, others to
+    bfloat16, by at most 2⁻⁹. An outer product then grows by twice that at most; as much again is left.
+    """
+    backend = jax.default_backend()
+    if x.dtype == jnp.float64 or backend == "cpu" or (backend == "gpu" and x.shape[0] <= FEW):
+        return 1.0
+    return 1.0 - (2.0**-9 if backend == "gpu" else 2.0**-7)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 2, 3))
 def half_patches(conv: Conv, x: Array, rows: int, columns: int) -> Array:
     """`conv.patches` in bfloat16; their derivatives are added up in the type of `x`."""

@@ -41,7 +41,9 @@ def laplace(key: Array, like: Tree, scale: Array | float) -> Tree:
     return _parts(like, scale * jax.random.laplace(key, (_count(like),), dtype))
 
 
-LAWS = {"gaussian": gaussian, "laplace": laplace}
+def draw(distribution: str, key: Array, like: Tree, scale: Array | float) -> Tree:
+    """Independent noise of a distribution by its name, `gaussian` or `laplace`."""
+    return gaussian(key, like, scale) if distribution == "gaussian" else laplace(key, like, scale)
 
 
 def add(tree: Tree, noise: Tree) -> Tree:

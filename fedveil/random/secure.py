@@ -1,6 +1,6 @@
 """Cryptographic randomness for deployments: ChaCha20 keyed with bytes from the operating system, as a kind of JAX key.
 
-Simulation draws from keys that follow from the run's seed, which everybody knows. A deployed node draws from `fresh_key()`:
+Simulation draws from keys of 64 bits (`core.keys.Draws`). A deployed node draws from `fresh_key()`:
 256 bits from `os.urandom`, used for one round and stored nowhere. Keys of this kind pass through the same code as others:
 `fold_in` and `split` derive a new key by ChaCha20 as a pseudo-random function; what is drawn is its key stream (RFC 8439).
 

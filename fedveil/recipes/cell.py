@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedveil import __version__
-from fedveil.config import load
+from fedveil.recipes.digest import digest
 
 # Raised when a change of the code changes what a kind of cell measures: cells measured before are then done again.
 KIND_VERSIONS: dict[str, int] = {
@@ -45,13 +43,14 @@ class Cell:
     kind: str
     settings: tuple[str, ...] = ()  # section.key=value
     options: Mapping[str, Any] = field(default_factory=dict)
-    seeds: int = 1  # train.seed 0, 1, …; the table shows their mean
+    seeds: int = 1  # train.seed and train.noise_seed 0, 1, …; the table shows their mean
     note: str = ""  # what is different here from the paper's setting
 
     def jobs(self) -> list[Job]:
-        """One job for each seed."""
+        """One job for each seed. Its draws follow the seed too, so that it can be measured again."""
         return [
-            Job(self.kind, (*self.settings, f"train.seed={seed}"), dict(self.options)) for seed in range(self.seeds)
+            Job(self.kind, (*self.settings, f"train.seed={seed}", f"train.noise_seed={seed}"), dict(self.options))
+            for seed in range(self.seeds)
         ]
 
 
@@ -65,14 +64,8 @@ class Job:
 
     @property
     def digest(self) -> str:
-        """The same for the same work: two recipes that ask for it share the result.
-
-        Made from what is set apart from the defaults, so that a key added to the config leaves old results valid.
-        """
-        config = load(None, list(self.settings)).model_dump(mode="json", exclude_defaults=True)
-        version = [__version__, KIND_VERSIONS[self.kind]]
-        text = json.dumps([self.kind, config, dict(self.options), version], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:24]
+        """The same for the same work: two recipes that ask for it share the result (`recipes.digest`)."""
+        return digest(self.kind, self.settings, self.options, [__version__, KIND_VERSIONS[self.kind]])
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def account(job: Job) -> Result:
     made = plan(_config(job))
     rounds = int(job.options.get("rounds", made.setting.rounds))
     kinds = tuple(job.options.get("accountants", ("paper", "pld")))
-    rows = ledger.rows(made.defenses, made.setting, rounds, accountants=kinds)
+    rows = ledger.rows(made.transcript(rounds), accountants=kinds)
     return {"rounds": rounds, "ledger": epsilons(rows)}
 
 

@@ -73,7 +73,10 @@ def _loss(runs: Sequence[Run]) -> Figure | None:
         return None
     log = _wide(lines)
     svg = line_chart(lines, title="Loss", x_label="round", y_label="cross-entropy", y_log=log, width=WIDE, height=HIGH)
-    return Figure("loss", "training", svg, "Lower is better." + (" The axis is logarithmic." if log else ""))
+    note = "Lower is better." + (" The axis is logarithmic." if log else "")
+    if any(row.certified for run in runs for row in run.ledger):
+        note += " The loss on clients' own data carries no noise: it stays with the server and is not shown here."
+    return Figure("loss", "training", svg, note)
 
 
 def _epsilon(run: Run, several: bool) -> Figure | None:

@@ -22,8 +22,8 @@ from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.taps import ACCOUNTED_TAPS
 
 CLAIMS = (*RULES, "joint", "as-published")
+SERVER_ONLY = ("train_loss", "update_norm")  # carry no noise, see the assumptions of certified rows
 POINTS = 8  # rounds at which the account is drawn
-IN_MEMORY = "(arrays in memory)"
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,17 @@ def _read(path: Path) -> Run:
     info = _info(path, problems)
     metrics = _metrics(path, problems)
     rounds = max(len(metrics), _checkpoint(path, problems))
-    ledger, over = _accounts(config, info, metrics, rounds, problems)
+    ledger, over = _accounts(path, info, rounds, problems)
     attacks, unread = read_all(path)
-    return Run(path, "", config, toml, info, metrics, rounds, ledger, over, attacks, [*problems, *unread])
+    shown = _publishable(metrics, ledger)
+    return Run(path, "", config, toml, info, shown, rounds, ledger, over, attacks, [*problems, *unread])
+
+
+def _publishable(metrics: list[dict[str, Any]], ledger: Sequence[Row]) -> list[dict[str, Any]]:
+    """The metrics that a certificate covers: those measured on clients' data without noise stay with the server."""
+    if not any(row.certified for row in ledger):
+        return metrics
+    return [{key: value for key, value in row.items() if key not in SERVER_ONLY} for row in metrics]
 
 
 def _info(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -158,32 +166,20 @@ def _checkpoint(path: Path, problems: list[str]) -> int:
 
 
 def _accounts(
-    config: Config,
-    info: Mapping[str, Any],
-    metrics: Sequence[Mapping[str, Any]],
-    rounds: int,
-    problems: list[str],
+    path: Path, info: Mapping[str, Any], rounds: int, problems: list[str]
 ) -> tuple[list[Row], list[tuple[int, list[Row]]]]:
     """The account of the rounds behind the run, and of several rounds on the way."""
     if rounds == 0:
         return [], []
-    if info.get("own_model") or config.data.file == IN_MEMORY:
-        return _stored_account(info, problems), []
     from fedveil.accounting import ledger
-    from fedveil.assemble import plan
+    from fedveil.run_account import transcript_of
 
-    lost = any(row.get("not_finite") for row in metrics)
     try:
-        planned = plan(config)
-        now = ledger.rows(planned.defenses, planned.setting, rounds, lost_noise=lost, accountants=("paper", "pld"))
+        now = ledger.rows(transcript_of(path), accountants=("paper", "pld"))
         if not any(row.certified for row in now):
             return now, []
         at = sorted({max(1, round(rounds * part / POINTS)) for part in range(1, POINTS + 1)})
-        units = ("example", "client")
-        over = [
-            (n, ledger.rows(planned.defenses, planned.setting, n, lost_noise=lost, accountants=("pld",), units=units))
-            for n in at
-        ]
+        over = [(n, ledger.rows(transcript_of(path, n), accountants=("pld",), units=("example", "client"))) for n in at]
     except FedveilError as error:
         problems.append(f"the account cannot be computed here ({error})")
         return _stored_account(info, problems), []

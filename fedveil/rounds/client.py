@@ -48,6 +48,7 @@ class Task:
     dtype: str = "float32"
     ragged_steps: bool = False  # some clients make fewer steps than others
     half: bool = False  # products of patches in bfloat16
+    open_examples: bool = False  # train with the tap `example` open: single gradients, each with what protects it
 
     @property
     def transform(self) -> optax.GradientTransformation:
@@ -180,12 +181,18 @@ def batch_gradient(
     else example by example.
     """
     divisor = batch_divisor(task, mask)
-    if "example" not in seen.taps and one_pass(task):
+    if not _opened(task, seen) and one_pass(task):
         total, loss = _clipped_sum(task, params, x, y, mask, divisor, now, draws)
         return _noised(task, total, loss, divisor, now, draws), loss
     stages = [d for d in task.defenses if d.fills("example")]
-    points = [_at(task, now, draws[f"example/{place}"], divisor) for place in range(len(stages))]
+    opened = _opened(task, seen)
+    points = [replace(_at(task, now, draws[f"example/{n}"], divisor), open=opened) for n in range(len(stages))]
     return _one_by_one(task, params, x, y, mask, draws.get("dropout"), stages, points, seen)
+
+
+def _opened(task: Task, seen: Seen) -> bool:
+    """Whether somebody sees the gradients of single examples."""
+    return task.open_examples or "example" in seen.taps
 
 
 def one_pass(task: Task) -> bool:
@@ -199,7 +206,7 @@ def one_pass(task: Task) -> bool:
 
 def in_parts(task: Task) -> bool:
     """Whether batches may be cut into parts: one pass does each, and nothing is drawn for the whole batch at once."""
-    return one_pass(task) and not _draws(task.model)
+    return one_pass(task) and not _draws(task.model) and not task.open_examples
 
 
 def _clipped_sum(
@@ -252,7 +259,7 @@ def _one_by_one(
     rngs = None if rng is None else jax.random.split(rng, x.shape[0])
     losses, each = jax.vmap(one, in_axes=(None, 0, 0, 0, None if rng is None else 0))(params, x, y, mask, rngs)
     unseen: list[Tree] = []
-    tapped = "example" in seen.taps
+    tapped = _opened(task, seen)
     for place, (stage, at) in enumerate(zip(stages, points, strict=True)):
         if place == len(stages) - 1 and not tapped:
             total = stage.example_sum(each, mask, at)

@@ -37,7 +37,7 @@ class FederationContext:
     dataset: Dataset
     partition: Partition
     law: plan.BatchLaw
-    seed: int
+    draws: keys.Draws
 
     @property
     def model(self) -> Model:
@@ -50,27 +50,29 @@ class FederationContext:
         """
         task, partition = self.task, self.partition
         after = task.setting.rounds  # the number of a round that training never reaches
-        key, lr = keys.round_key(keys.root(self.seed), after), jnp.asarray(task.setting.lr, task.dtype)
+        key, lr = keys.round_key(self.draws.root(), after), jnp.asarray(task.setting.lr, task.dtype)
         chunk = min(CHUNK, partition.clients)
         widths = plan.batch_widths(self.law, partition, chunk * task.setting.local_steps)
         x, y = jnp.asarray(self.dataset.train.x), jnp.asarray(self.dataset.train.y)
 
-        def one(data: tuple[Array, Array], batches: Batches, c: Array, rows: Array, present: Array) -> Tree:
+        def one(data: tuple[Array, Array], key: Array, batches: Batches, c: Array, rows: Array, present: Array) -> Tree:
             now = client_part.Now(keys.client_key(key, c, 0), keys.shared_key(key), after, lr)
             update, _, _ = client_part.whole(task, params, *data, *batches, {}, now)
             trained = jax.tree.map(jnp.add, params, update)
             seen = data[0][rows].astype(task.dtype) * jnp.asarray(task.scale, task.dtype)
             return measure(task.model, trained, seen, data[1][rows], present)
 
-        together = jax.jit(jax.vmap(one, in_axes=(None, 0, 0, 0, 0)))
+        together = jax.jit(
+            jax.vmap(one, in_axes=(None, None, 0, 0, 0, 0))
+        )  # the key as an argument: programs are cached
         found = []
         for first in range(0, partition.clients, chunk):
             ids = np.arange(first, first + chunk) % partition.clients  # the last chunk is filled up, and cut below
             nobody = np.zeros(chunk, np.int64)
             cohort = plan.Cohort(ids, nobody, nobody.astype(bool), chunk, 0)
-            drawn = plan.draw_batches(self.law, partition, self.seed, after, cohort, widths)
+            drawn = plan.draw_batches(self.law, partition, self.draws, after, cohort, widths)
             rows, present = self._local_rows(ids)
-            found.append(together((x, y), (drawn.index, drawn.mask, drawn.steps), ids, rows, present))
+            found.append(together((x, y), key, (drawn.index, drawn.mask, drawn.steps), ids, rows, present))
         return jax.tree.map(lambda *parts: jnp.concatenate(parts)[: partition.clients], *found)
 
     def _local_rows(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.core.keys import Draws
 from fedveil.core.lazy import Lazy
 from fedveil.data.partition import Partition
 from fedveil.rounds import plan
@@ -75,7 +76,7 @@ def _parts_needed(size: int, rate: float, width: int, steps: int, clients: int) 
 
 
 def draw_parts(
-    law: plan.BatchLaw, partition: Partition, seed: int, round_: int, cohort: plan.Cohort, cut: Cut
+    law: plan.BatchLaw, partition: Partition, draws: Draws, round_: int, cohort: plan.Cohort, cut: Cut
 ) -> Parts | None:
     """The batches that `plan.draw_batches` gives, in parts; None where some client needs more parts than there are."""
     shape = (len(cohort.clients), cut.count)
@@ -83,7 +84,7 @@ def draw_parts(
     step, last, steps = np.zeros(shape, np.int32), np.zeros(shape, bool), np.zeros(shape[0], np.int32)
     for row, (client, occurrence) in enumerate(zip(cohort.clients, cohort.occurrence, strict=True)):
         rows = partition.client(int(client))
-        positions, counts = plan.draw_positions(law, seed, round_, int(client), int(occurrence), len(rows))
+        positions, counts = plan.draw_positions(law, draws, round_, int(client), int(occurrence), len(rows))
         each = np.maximum(1, -(-counts // cut.width))  # an empty batch is a step, too
         total = int(each.sum())
         if total > cut.count:

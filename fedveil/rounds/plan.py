@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.core import keys
+from fedveil.core.keys import Draws
 from fedveil.core.lazy import Lazy
 from fedveil.core.setting import Setting
 from fedveil.data.partition import Partition
@@ -34,7 +34,7 @@ class Cohort:
 
 
 def draw_cohort(
-    seed: int,
+    draws: Draws,
     round_: int,
     setting: Setting,
     dropout: float = 0.0,
@@ -46,12 +46,12 @@ def draw_cohort(
     Each client's fault has its own key.
     """
     if chosen is None:
-        rng = keys.host(seed, "cohort", round_)
+        rng = draws.host("cohort", round_)
         chosen = draw_clients(rng, setting.clients, setting.per_round, setting.sampling)
     chosen = np.sort(chosen)
-    lost = _coins(seed, "lost", round_, chosen, dropout)
+    lost = _coins(draws, "lost", round_, chosen, dropout)
     kept = chosen[~lost]
-    return Cohort(kept, _occurrences(kept), _coins(seed, "late", round_, kept, late), len(chosen), int(lost.sum()))
+    return Cohort(kept, _occurrences(kept), _coins(draws, "late", round_, kept, late), len(chosen), int(lost.sum()))
 
 
 def answering(cohort: Cohort, there: np.ndarray) -> Cohort:
@@ -76,11 +76,11 @@ def _occurrences(chosen: np.ndarray) -> np.ndarray:
     return np.arange(len(chosen)) - first
 
 
-def _coins(seed: int, purpose: str, round_: int, chosen: np.ndarray, share: float) -> np.ndarray:
+def _coins(draws: Draws, purpose: str, round_: int, chosen: np.ndarray, share: float) -> np.ndarray:
     """One coin per client; keyed by client, so that it does not depend on who else was chosen."""
     if share == 0.0:
         return np.zeros(len(chosen), bool)
-    return np.array([keys.host(seed, purpose, round_, int(c)).random() < share for c in chosen], bool)
+    return np.array([draws.host(purpose, round_, int(c)).random() < share for c in chosen], bool)
 
 
 FEW = 32  # examples that a client draws in a round, up to which its draw is remembered
@@ -116,24 +116,27 @@ class BatchLaw:
         return min(1.0, self.batch / size)
 
 
-def client_batches(law: BatchLaw, seed: int, round_: int, client: int, occurrence: int, size: int) -> list[np.ndarray]:
+def client_batches(
+    law: BatchLaw, draws: Draws, round_: int, client: int, occurrence: int, size: int
+) -> list[np.ndarray]:
     """The local batches of one client in one round: for each step the positions (0 … size-1) of its examples."""
-    positions, counts = draw_positions(law, seed, round_, client, occurrence, size)
+    positions, counts = draw_positions(law, draws, round_, client, occurrence, size)
     return np.split(positions, np.cumsum(counts)[:-1])
 
 
 def draw_positions(
-    law: BatchLaw, seed: int, round_: int, client: int, occurrence: int, size: int
+    law: BatchLaw, draws: Draws, round_: int, client: int, occurrence: int, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The positions of all batches of a client one after another, and how many belong to each step."""
-    few = law.steps_for(size) * law.batch <= FEW
-    return (_kept if few else _draw)(law, seed, round_, client, occurrence, size)
+    if draws.seed is not None and law.steps_for(size) * law.batch <= FEW:
+        return _kept(law, draws.seed, round_, client, occurrence, size)
+    return _draw(law, draws, round_, client, occurrence, size)
 
 
 def _draw(
-    law: BatchLaw, seed: int, round_: int, client: int, occurrence: int, size: int
+    law: BatchLaw, draws: Draws, round_: int, client: int, occurrence: int, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    rng = keys.host(seed, "batch", round_, client, occurrence)
+    rng = draws.host("batch", round_, client, occurrence)
     steps = law.steps_for(size)
     if law.batching == "poisson":
         return _poisson(rng, steps, size, law.rate(size))
@@ -143,9 +146,14 @@ def _draw(
 
 
 @lru_cache(maxsize=1 << 16)
-def _kept(*named: Any) -> tuple[np.ndarray, np.ndarray]:
-    """`_draw`, remembered: studies compare defences on the same draws, and a generator costs more than a few draws."""
-    positions, counts = _draw(*named)
+def _kept(
+    law: BatchLaw, seed: int, round_: int, client: int, occurrence: int, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """`_draw` by a seed, cached: studies compare defences on the same draws, and a generator costs more than few draws.
+
+    Draws from a secret are never cached: the cache outlives the run.
+    """
+    positions, counts = _draw(law, Draws(seed), round_, client, occurrence, size)
     positions.flags.writeable = counts.flags.writeable = False
     return positions, counts
 
@@ -192,12 +200,12 @@ def _sizes(steps: int, size: int, batch: int) -> tuple[np.ndarray, int]:
 
 
 def draw_batches(
-    law: BatchLaw, partition: Partition, seed: int, round_: int, cohort: Cohort, widths: tuple[int, ...]
+    law: BatchLaw, partition: Partition, draws: Draws, round_: int, cohort: Cohort, widths: tuple[int, ...]
 ) -> Batches:
     """The batches of a cohort (or of a chunk of one) as padded arrays of dataset rows."""
     ids = [int(c) for c in cohort.clients]
     drawn = [
-        draw_positions(law, seed, round_, c, int(o), int(partition.length[c]))
+        draw_positions(law, draws, round_, c, int(o), int(partition.length[c]))
         for c, o in zip(ids, cohort.occurrence, strict=True)
     ]
     lengths = [len(counts) for _, counts in drawn]

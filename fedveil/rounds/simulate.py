@@ -25,6 +25,7 @@ from fedveil import compiler, kept
 from fedveil.core import keys
 from fedveil.core.errors import RunError
 from fedveil.core.hardware import cores
+from fedveil.core.setting import learning_rate
 from fedveil.core.taps import TAPS
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
@@ -48,9 +49,7 @@ class Schedule:
     rounds: int
 
     def at(self, round_: int) -> float:
-        if self.rounds <= 1:
-            return self.lr
-        return self.lr + (self.lr_end - self.lr) * min(1.0, round_ / (self.rounds - 1))
+        return float(learning_rate(self.lr, self.lr_end, self.rounds, round_))
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,10 @@ class Programs:
 
 
 class Simulator:
-    """A federation in memory. `start` makes the first state, `round` maps a state to the next."""
+    """A federation in memory. `start` makes the first state, `round` maps a state to the next.
+
+    The initial model follows `seed`; all that is drawn in rounds comes from `draws`.
+    """
 
     def __init__(
         self,
@@ -143,13 +145,15 @@ class Simulator:
         law: plan.BatchLaw,
         schedule: Schedule,
         *,
-        seed: int = 0,
+        seed: int,
+        draws: keys.Draws,
         faults: Faults | None = None,
         engine: str = "vectorised",
         chunk: int | None = None,
     ):
         self.task, self.rule, self.partition, self.law, self.schedule = task, rule, partition, law, schedule
-        self.dataset, self.seed, self.faults, self.engine = dataset, seed, faults or Faults(), engine
+        self.dataset, self.faults, self.engine = dataset, faults or Faults(), engine
+        self.seed, self.draws, self._root = seed, draws, draws.root()
         self.chunk = min(chunk or auto_chunk(task, dataset), max(1, task.setting.per_round))
         self.weights = plan.client_weights(task.setting.weights, partition)
         steps = task.setting.local_steps
@@ -158,7 +162,6 @@ class Simulator:
         # Data lie on the device as stored (pixels as bytes); each batch is scaled when it is gathered.
         self.x, self.y = jnp.asarray(dataset.train.x), jnp.asarray(dataset.train.y)
         self._held_out = _blocks(dataset.held_out)
-        self._root = keys.root(seed)
         self.compile_seconds = 0.0
         self.present: np.ndarray | None = None  # [clients] bool: clients that are not there never answer; None: all are
         self._chunk = self._compiled(partial(chunk_sum, task, rule), donate=True)
@@ -189,7 +192,7 @@ class Simulator:
     def start(self, params: Params | None = None) -> ServerState:
         """The state before the first round, from fresh or given parameters."""
         if params is None:
-            params = self.task.model.init(keys.device(self._root, "init"))
+            params = self.task.model.init(keys.device(keys.root(self.seed), "init"))
         params = jax.tree.map(lambda a: jnp.asarray(a, self.task.dtype), params)
         return server.initial_state(self.rule, params, self._blank_memory(params))
 
@@ -225,9 +228,9 @@ class Simulator:
         chosen = None
         if chooser is not None:
             losses = np.asarray(state.clients["loss"]) if chooser.reads_losses else None
-            chosen = chooser.select(keys.host(self.seed, "cohort", number), number, self.task.setting, losses)
+            chosen = chooser.select(self.draws.host("cohort", number), number, self.task.setting, losses)
         cohort = plan.draw_cohort(
-            self.seed, number, self.task.setting, self.faults.dropout, self.faults.late, chosen=chosen
+            self.draws, number, self.task.setting, self.faults.dropout, self.faults.late, chosen=chosen
         )
         return cohort if self.present is None else plan.answering(cohort, self.present)
 
@@ -260,10 +263,10 @@ class Simulator:
     def _batches(self, part: plan.Cohort, number: int) -> tuple[np.ndarray, ...]:
         """The clients' batches in parts where that pays and they fit, else whole."""
         if self.cut is not None:
-            cut = parts.draw_parts(self.law, self.partition, self.seed, number, part, self.cut)
+            cut = parts.draw_parts(self.law, self.partition, self.draws, number, part, self.cut)
             if cut is not None:
                 return cut.index, cut.mask, cut.step, cut.last, cut.steps
-        whole = plan.draw_batches(self.law, self.partition, self.seed, number, part, self.widths)
+        whole = plan.draw_batches(self.law, self.partition, self.draws, number, part, self.widths)
         return whole.index, whole.mask, whole.steps
 
     def _side_by_side(self, summed: Sum, params: Params, inputs: Iterator[tuple[Any, ...]]) -> Sum:
@@ -318,7 +321,7 @@ class Simulator:
         rows = self.partition.client(c)
         received = self._begin(params, now)
         local = client_part.start(self.task, received, memory)
-        drawn = plan.client_batches(self.law, self.seed, number, c, occurrence, len(rows))
+        drawn = plan.client_batches(self.law, self.draws, number, c, occurrence, len(rows))
         for place, positions in enumerate(drawn):
             # An empty Poisson batch is a step too: one padded row, masked out.
             index = rows[positions] if len(positions) else rows[:1]
@@ -397,7 +400,7 @@ class Simulator:
         """
         ids = np.asarray(clients, np.int64)
         alone = plan.Cohort(ids, np.zeros(len(ids), np.int64), np.zeros(len(ids), bool), len(ids), 0)
-        batches = plan.draw_batches(self.law, self.partition, self.seed, number, alone, ())
+        batches = plan.draw_batches(self.law, self.partition, self.draws, number, alone, ())
         steps = int(batches.steps.max()) if first is None else first
         width = max(1, int(batches.mask[:, :steps].sum(axis=2).max()))
         cut = replace(batches, index=batches.index[:, :steps, :width], mask=batches.mask[:, :steps, :width])

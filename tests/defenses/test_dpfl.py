@@ -116,10 +116,12 @@ def test_each_client_measures_its_own_pretrained_model(monkeypatch):
     with jax.enable_x64(True):
         for c in (0, 7, 11):
             own = partition.client(c)
-            key = keys.round_key(keys.root(0), rounds)
+            key = keys.round_key(simulator.draws.root(), rounds)
             now = client_part.Now(keys.client_key(key, c, 0), keys.shared_key(key), rounds, 0.1)
             local = client_part.start(task, state.params)
-            for place, positions in enumerate(plan.client_batches(simulator.law, 0, rounds, c, 0, len(own))):
+            for place, positions in enumerate(
+                plan.client_batches(simulator.law, simulator.draws, rounds, c, 0, len(own))
+            ):
                 rows = own[positions]
                 mask = jnp.ones(len(rows), bool)
                 local = simulator._step(local, simulator.x[rows], simulator.y[rows], mask, place, now)

@@ -36,6 +36,10 @@ def at(seed=0, round_=0, lr=0.1, setting=SETTING):
     return At(setting, key, key, round_, lr, 5.0)
 
 
+def bound_of(defense, point):
+    return defense.on_sum(SETTING).clip.at(point)
+
+
 def gradients(batch, seed=0, scale=1.0, shape=(40, 50)):
     keys = jax.random.split(jax.random.key(seed), 2)
     return {
@@ -170,10 +174,10 @@ def test_two_dp_noise():
 def test_decay_runs_from_clip_to_clip_end():
     for shape in ("linear", "staircase", "exponential", "cosine"):
         defense = FedCDP(clip=6.0, clip_end=2.0, schedule=shape)
-        bounds = [float(defense._bound(at(round_=r))) for r in range(11)]
+        bounds = [float(bound_of(defense, at(round_=r))) for r in range(11)]
         assert bounds[0] == pytest.approx(6.0) and bounds[-1] == pytest.approx(2.0)
         assert all(a >= b - 1e-6 for a, b in itertools.pairwise(bounds)), shape
-    assert float(FedCDP(clip=6.0, clip_end=2.0)._bound(at(round_=5))) == pytest.approx(4.0)
+    assert float(bound_of(FedCDP(clip=6.0, clip_end=2.0), at(round_=5))) == pytest.approx(4.0)
     noisy = FedCDP(noise=6.0, noise_end=3.0)
     assert near(
         noisy.example_on_sum(jax.tree.map(lambda a: 0 * a[0], gradients(1)), at(round_=10)), 3 * 4 * math.sqrt(5)
@@ -181,7 +185,7 @@ def test_decay_runs_from_clip_to_clip_end():
 
 
 def test_clip_modes():
-    assert float(FedCDP(clip_mode="lr")._bound(at(lr=0.05))) == pytest.approx(2.0)
+    assert float(bound_of(FedCDP(clip_mode="lr"), at(lr=0.05))) == pytest.approx(2.0)
     each = {"one": {"w": jnp.asarray([[3.0], [1.0], [2.0], [50.0]])}}
     mask = jnp.asarray([True, True, True, False])
     clipped, _ = FedCDP(clip_mode="median", noise=0.0).example(each, mask, at())
@@ -274,10 +278,10 @@ def test_scale_and_shift_of_each_example_are_clipped(spoiled):
         return back(jnp.asarray(g))
 
     obvious = {"scale": (g * x).sum(axis=(1, 2)), "shift": g.sum(axis=(1, 2))}
-    clipped = clip.clip_examples({"norm": jax.tree.map(jnp.asarray, obvious)}, bound, "layerwise")["norm"]
+    wanted = clip.clip_examples({"norm": jax.tree.map(jnp.asarray, obvious)}, bound, "layerwise")["norm"]
     found, onward = summed(x, g)
     for name, a in found.items():
-        np.testing.assert_allclose(a, clipped[name].sum(axis=0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(a, wanted[name].sum(axis=0), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(onward, np.asarray(jnp.asarray(g) * 2.0))
     for example in range(3):
         alone, _ = summed(x[example : example + 1], g[example : example + 1])
@@ -369,7 +373,7 @@ def test_an_empty_poisson_batch_is_noised():
     simulator = federation.simulator
     from fedveil.rounds.plan import client_batches
 
-    sizes = {c: [len(b) for b in client_batches(simulator.law, 0, 0, c, 0, 40)] for c in range(4)}
+    sizes = {c: [len(b) for b in client_batches(simulator.law, simulator.draws, 0, c, 0, 40)] for c in range(4)}
     client, step = next((c, s) for c, counts in sizes.items() for s, n in enumerate(counts) if n == 0)
     seen = simulator.observe(simulator.start(), 0, client, frozenset({"batch"}), steps=(step,))["batch"][step]
     assert near(seen, 24.0)

@@ -9,6 +9,7 @@ from fedveil.core import keys
 from fedveil.defenses.fed_cdp import FedCDP
 from fedveil.defenses.fed_sdp import FedSDP
 from fedveil.mechanisms import clip
+from fedveil.models import clipped
 from fedveil.random import noise
 
 
@@ -29,8 +30,10 @@ def empty_batch_noise():
     guards.test_fed_cdp_noise_on_the_sum_is_nominal_whatever_the_batch("batch", 0)
 
 
-def largest_norm(layer):
-    return jnp.stack([jnp.square(a).reshape(a.shape[0], -1).max(axis=1) for a in jax.tree.leaves(layer)]).max(axis=0)
+def largest_norm(layer, unit=1.0):
+    return jnp.stack([jnp.square(a * unit).reshape(a.shape[0], -1).max(axis=1) for a in jax.tree.leaves(layer)]).max(
+        axis=0
+    )
 
 
 def noise_before_clip(self, each, mask, at):
@@ -77,11 +80,11 @@ WEIGHTS = guards.test_fed_sdp_server_noise_covers_the_largest_weight
 
 MUTATIONS = {
     "the clip forgotten": (clip, "factor", no_shrinking, BOUND),
-    "the wrong norm": (clip, "_squares", largest_norm, BOUND),
-    "the fused clip forgotten": (clip, "_dense_gradient", unclipped_dense, fused_clip),
+    "the wrong norm": (clip, "squares", largest_norm, BOUND),
+    "the fused clip forgotten": (clipped, "_dense_gradient", unclipped_dense, fused_clip),
     "one noise for all clients": (keys, "client_key", one_key, INDEPENDENCE),
     "noise before the clip": (FedCDP, "example_sum", noise_before_clip, nominal_noise),
-    "√B missing": (FedCDP, "_on_sum", lambda self, setting: 1.0, nominal_noise),
+    "√B missing": (FedCDP, "on_sum", FedCDP.on_example, nominal_noise),
     "an empty batch without noise": (FedCDP, "example_sum", only_where_there_are_examples, empty_batch_noise),
     "server noise blind to weights": (FedSDP, "aggregate", unweighted, WEIGHTS),
     "half the noise": (noise, "gaussian", halved, nominal_noise),

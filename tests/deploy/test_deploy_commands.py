@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import stat
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedveil.cli.main import main
 from fedveil.deploy import bundle, commands
-from fedveil.deploy.account import Entry, NodeLedger, Use
+from fedveil.deploy.account import ADJACENT, Entry, NodeLedger, Use, total
 from fedveil.deploy.coordinator import Terms
 from fedveil.deploy.files import Federation, init, read_federation
 from fedveil.deploy.limits import Limits, read_node
@@ -85,12 +86,16 @@ def test_a_node_shows_its_account_and_its_command(tmp_path: Path, capsys: pytest
     )
     ledger = NodeLedger(tmp_path)
     ledger.create()
-    spent = ledger.spend(Entry("r", 0, "c", Use(z=4.0, steps=2, rate=0.1, hidden=True), None), Limits(epsilon=50.0))
+    use = Use(z=4.0, steps=2, rate=0.1, hidden=True)
+    uses = {"example": {"zero-out": use, "replace": replace(use, replace=True)}, "client": dict.fromkeys(ADJACENT)}
+    ledger.spend(Entry("r", 0, "c", uses), Limits(epsilon=50.0))
     assert main(["deploy", "status", str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["client"] == 2 and told["rounds"] == 1 and told["budget"]["epsilon"] == 4.0
-    example, client = told["accounts"]
-    assert example["epsilon"] == pytest.approx(spent) and example["delta"] == 1e-5 and example["tap"] == "server"
+    example, replaced, client, _ = told["accounts"]
+    assert example["epsilon"] == total(ledger.entries(), "example", 1e-5) and example["tap"] == "server"
+    assert (example["adjacency"], replaced["adjacency"]) == ("zero-out", "replace")
+    assert replaced["epsilon"] > 1.5 * example["epsilon"] and "floating point" in example["reason"]
     assert client["epsilon"] is None and "without a certificate" in client["reason"]
     assert main(["deploy", "node", str(tmp_path), "--dry-run"]) == 0
     assert capsys.readouterr().out.startswith("flower-supernode --superlink h:1 ")

@@ -43,7 +43,7 @@ def test_test_mode_equals_the_simulator(tmp_path: Path) -> None:
     config = config_of(
         data={"clients": 2},
         model={"name": "logistic"},
-        train={"rounds": 2, "per_round": 2, "weights": "size"},
+        train={"rounds": 2, "per_round": 2, "weights": "size", "noise_seed": 3},
         defense=[{"name": "2dp-fl"}],
     )
     homes = nodes_of(config, tmp_path, "test = true\n")
@@ -58,7 +58,7 @@ def test_test_mode_equals_the_simulator(tmp_path: Path) -> None:
 @pytest.mark.parametrize("defense", ["fed-cdp", "fed-sdp", "nbafl", "dgc", "dpfl"])
 def test_test_mode_equals_the_simulator_for_every_kind_of_defence(tmp_path: Path, defense: str) -> None:
     """Server noise, models, what nodes remember, layer importance with selection by losses."""
-    config = config_of(defense=[{"name": defense}])
+    config = config_of(defense=[{"name": defense}], train={"noise_seed": 3})
     homes = nodes_of(config, tmp_path, "test = true\n")
     conduct(config, InMemory(homes), RunFolder.create(tmp_path / "run"), Terms(test=True))
     assert difference(tmp_path / "run", train(prepare(config)).params) < 1e-5
@@ -76,7 +76,7 @@ def test_a_node_writes_its_account_before_it_computes_and_draws_fresh_noise(
     assert all(reply.refused == "" and np.isnan(reply.loss) for reply, _ in sent)
     assert sent[0][1] != sent[1][1]  # the same question again gets other noise, and counts again
     assert len(NodeLedger(home).entries()) == 2
-    found = NodeLedger(home).entries()[0].example
+    found = NodeLedger(home).entries()[0].use("example", "zero-out")
     assert found is not None and found.steps == 2 and found.hidden and found.rate == pytest.approx(5 / 60)
     # Two layers, noise on each of five examples.
     assert found.z == pytest.approx(np.sqrt(5) / np.sqrt(2), rel=0.01)

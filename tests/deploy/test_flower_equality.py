@@ -11,6 +11,7 @@ from loopback import Loopback
 from fedveil.assemble import prepare
 from fedveil.config import load
 from fedveil.core.errors import DataError
+from fedveil.core.keys import Draws
 from fedveil.runs import named_leaves
 from fedveil.training import train
 
@@ -21,7 +22,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "deploy" / "mnist.toml"
 def test_fed_cdp_on_mnist_shards_equals_the_simulator(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedveil[flower]'")
     try:
-        ready = prepare(load(EXAMPLE))
+        ready = prepare(load(EXAMPLE), draws=Draws(load(EXAMPLE).train.seed))  # as test mode draws
     except DataError as error:
         pytest.skip(str(error))
     with Loopback(tmp_path / "federation", EXAMPLE, "--test") as federation:

@@ -75,13 +75,13 @@ def test_account_is_the_ledger_s(lab: Server) -> None:
     trade = {"defense": {"name": "fed-cdp", "noise": 3.0}, "rounds": 5, "clients": 50, "per_round": 5}
     status, told = lab.ask("/api/account", {"trade": trade, "page": "test"})
     assert status == 200
-    from fedveil.accounting import ledger
+    from fedveil.accounting import ledger, transcript
     from fedveil.assemble import plan
     from fedveil.core import taps
     from fedveil.lab.asks import TradeAsk
 
     planned = plan(from_dict(TradeAsk(**trade).document()))
-    rows = ledger.rows(planned.defenses, planned.setting, 5, accountants=("pld",))
+    rows = ledger.rows(transcript.planned(planned.defenses, planned.setting, 5), accountants=("pld",))
     for seat in told["seats"]:
         same = [r.epsilon for r in rows if (r.tap, r.unit) == (seat["tap"], seat["unit"])]
         assert seat["epsilon"] in same

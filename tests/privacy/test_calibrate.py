@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from fedveil.accounting import calibrate, ledger
+from fedveil.accounting import calibrate, ledger, transcript
 from fedveil.accounting.calibrate import Goal
 from fedveil.assemble import plan, prepare
 from fedveil.config import load
@@ -52,7 +52,11 @@ def test_noise_for_an_epsilon(settings, tap, unit, adjacency, epsilon, fedveil_c
         changed.append(f"defense.noise_end={9 * answer[key] / 6!r}")
     made = planned("train.rounds=12", *settings, *changed)
     row = ledger.certified(
-        made.defenses, made.setting, made.setting.rounds, tap, unit, 1e-5, adjacency or answer["row"]["adjacency"]
+        transcript.planned(made.defenses, made.setting, made.setting.rounds),
+        tap,
+        unit,
+        1e-5,
+        adjacency or answer["row"]["adjacency"],
     )
     assert row.certified and 0.99 * epsilon <= row.epsilon <= epsilon
     assert row.epsilon == pytest.approx(answer["epsilon"], rel=1e-9)
@@ -64,7 +68,9 @@ def test_rounds_for_a_noise(fedveil_cli, tmp_path):
     made = planned("defense.name=fed-cdp", "defense.noise=9.0")
 
     def after(rounds):
-        return ledger.certified(made.defenses, made.setting, rounds, "release", "example", 1e-5).epsilon
+        return ledger.certified(
+            transcript.planned(made.defenses, made.setting, rounds), "release", "example", 1e-5
+        ).epsilon
 
     assert after(answer["rounds"]) <= 2 < after(answer["rounds"] + 1)
     table = fedveil_cli("calibrate", *given, "--epsilon", 2, "--noise", 9, cwd=tmp_path)
@@ -103,7 +109,10 @@ def budget(epsilon, tap="release", unit="example"):
 
 def test_a_budget_stops_before_it_is_exceeded_killed_and_resumed_or_not(fedveil_cli, tmp_path):
     made = planned(*BUDGET)
-    wanted = [ledger.certified(made.defenses, made.setting, t, "release", "example", 1e-5).epsilon for t in (15, 16)]
+    wanted = [
+        ledger.certified(transcript.planned(made.defenses, made.setting, t), "release", "example", 1e-5).epsilon
+        for t in (15, 16)
+    ]
     assert wanted[0] < wanted[1]
     settings = [*SMALL, *BUDGET, budget(sum(wanted) / 2)]
     given = [part for item in settings for part in ("-s", item)]

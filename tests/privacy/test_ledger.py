@@ -11,10 +11,10 @@ from dp_accounting.pld import privacy_loss_distribution as plds
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from scipy.stats import binom, norm
 
-from fedveil.accounting import accountants, ledger, published
+from fedveil.accounting import accountants, ledger, published, transcript
 from fedveil.accounting.accountants import Round
-from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, CHAIN, UNITS
 from fedveil.core.setting import Setting
+from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, CHAIN, UNITS
 from fedveil.defenses.dgc import DGC
 from fedveil.defenses.dpfl import DPFL
 from fedveil.defenses.dssgd import DSSGD
@@ -41,7 +41,7 @@ def setting(size=500, **changes):
 
 def certified(defenses, where, tap, unit, adjacency=None, rounds=None):
     defenses = [defenses] if not isinstance(defenses, list) else defenses
-    return ledger.certified(defenses, where, rounds or where.rounds, tap, unit, DELTA, adjacency)
+    return ledger.certified(transcript.planned(defenses, where, rounds or where.rounds), tap, unit, DELTA, adjacency)
 
 
 # --- must show 2: the reference values
@@ -109,7 +109,8 @@ def test_lost_clients_take_their_noise_with_them():
     assert certified(FULL, ONE_STEP, "release", "example").epsilon == pytest.approx(0.245, rel=0.03)
     share = certified(FULL, whole, "client", "example").epsilon
     assert certified(FULL, replace(whole, late=0.1), "release", "example").epsilon == share
-    dropped = ledger.rows([FULL], whole, 400, DELTA, lost_noise=True, accountants=("pld",), units=("example",))
+    broken = transcript.with_dropped(transcript.planned([FULL], whole, 400), 1)
+    dropped = ledger.rows(broken, DELTA, accountants=("pld",), units=("example",))
     assert {r.epsilon for r in dropped if r.tap == "release" and r.adjacency == "add-remove"} == {share}
 
 
@@ -280,7 +281,7 @@ def test_plain_mechanisms_equal_direct_calls(accountant):
     everyone = setting(clients=100, local_steps=1, batch=50, rounds=50, copies=1)
     cases = [(BATCH, everyone, "client", "example"), (FedSDP(), setting(rounds=50), "release", "client")]
     for defense, where, tap, unit in cases:
-        rows = ledger.rows([defense], where, 50, DELTA, accountants=(accountant,), units=(unit,))
+        rows = ledger.rows(transcript.planned([defense], where, 50), DELTA, accountants=(accountant,), units=(unit,))
         found = next(r.epsilon for r in rows if (r.tap, r.adjacency) == (tap, "add-remove"))
         assert found == pytest.approx(direct.get_epsilon(DELTA), rel=5e-3)
 
@@ -314,7 +315,9 @@ def _random(number):
 def test_what_holds_of_every_account(part):
     for number in range(25 * part, 25 * part + 25):
         defense, where, unit = _random(number)
-        rows = ledger.rows([defense], where, where.rounds, DELTA, accountants=("pld", "rdp"), units=(unit,))
+        rows = ledger.rows(
+            transcript.planned([defense], where, where.rounds), DELTA, accountants=("pld", "rdp"), units=(unit,)
+        )
         found = {(r.accountant, r.adjacency, r.tap): r.epsilon for r in rows if r.epsilon is not None}
         assert found and all(r.certified for r in rows if r.epsilon is not None)
         for (accountant, adjacency, tap), epsilon in found.items():
@@ -368,7 +371,7 @@ def test_a_schedule_of_the_clip_is_free_and_one_of_the_noise_is_not():
 
 def rows_of(*defenses, where=None):
     where = where or setting(local_steps=2, rounds=5, copies=1)
-    made = ledger.rows(list(defenses), where, where.rounds, DELTA, accountants=("pld",))
+    made = ledger.rows(transcript.planned(list(defenses), where, where.rounds), DELTA, accountants=("pld",))
     assert {(r.tap, r.unit) for r in made} == {(t, u) for t in ACCOUNTED_TAPS for u in UNITS}
     for row in made:
         assert (row.epsilon is None) == (row.delta is None) and row.reason and row.adjacency in ADJACENCIES
@@ -443,14 +446,14 @@ def test_the_papers_claims_stand_beside_and_are_never_certified():
         (LIP(), {"as-published"}),
         (NoDefense(), set()),
     ]:
-        claims = ledger.rows([defense], where, 5, accountants=("paper",))
+        claims = ledger.rows(transcript.planned([defense], where, 5), accountants=("paper",))
         assert {r.rule for r in claims} == rules and not any(r.certified for r in claims)
 
 
 def test_nbafl_is_charged_for_the_whole_clip():
     """2C, not 2C/m, is what one client may change its model by."""
     defense, where = NbAFL(epsilon=20.0, delta=1e-3), setting(rounds=10, sampling="fixed", aggregation="fedavg")
-    row = ledger.certified([defense], where, 10, "server", "client", 1e-3, "replace")
+    row = ledger.certified(transcript.planned([defense], where, 10), "server", "client", 1e-3, "replace")
     z = defense.uplink(where) / (2 * defense.clip)
     direct = Round(((1.0, z),), counts=accountants.binomial(1, 0.1))
     assert row.epsilon == pytest.approx(accountants.epsilon(((direct, 10),), 1e-3, "pld"), rel=1e-3)
@@ -461,10 +464,12 @@ def test_dpfl_counts_pure_budgets():
     """Even budgets, uniform selection: ε per round = max ε_i/η under replace; selection by losses is not certified."""
     where = setting(clients=10, per_round=10, rounds=4, sampling="fixed", lr=0.1, layers=4, local_steps=2)
     even = DPFL(epsilon=0.04, allocation="even", selection="uniform")
-    row = ledger.certified([even], where, 4, "server", "client", DELTA, "replace")
+    row = ledger.certified(transcript.planned([even], where, 4), "server", "client", DELTA, "replace")
     assert row.certified and row.epsilon == pytest.approx(4 * (0.04 / 4 / 0.1), rel=0.02)
     active = replace(even, selection="active")
-    chosen = ledger.certified([active], replace(where, clients=100), 4, "server", "client", DELTA, "replace")
+    chosen = ledger.certified(
+        transcript.planned([active], replace(where, clients=100), 4), "server", "client", DELTA, "replace"
+    )
     assert not chosen.certified and chosen.epsilon == pytest.approx(row.epsilon, rel=1e-6)
     assert any("losses" in line for line in chosen.assumptions)
 
@@ -472,8 +477,10 @@ def test_dpfl_counts_pure_budgets():
 def test_selection_by_losses_takes_the_coins_from_every_mechanism():
     """Fed-CDP's own account averages over participations; beside a defence that selects by losses it counts them all."""
     where = setting(sampling="fixed", rounds=5, local_steps=2)
-    plain = ledger.certified([FedCDP()], where, 5, "client", "example", DELTA)
-    beside = ledger.certified([FedCDP(), DPFL(finetune=False)], where, 5, "client", "example", DELTA)
+    plain = ledger.certified(transcript.planned([FedCDP()], where, 5), "client", "example", DELTA)
+    beside = ledger.certified(
+        transcript.planned([FedCDP(), DPFL(finetune=False, allocation="even")], where, 5), "client", "example", DELTA
+    )
     assert plain.certified and not beside.certified and beside.epsilon > 1.5 * plain.epsilon
     known = Round(((1.0, 6.0 * math.sqrt(5)),), 2, 0.01, True)
     assert beside.epsilon == pytest.approx(accountants.epsilon(((known, 5),), DELTA, "pld"), rel=1e-6)
@@ -482,21 +489,24 @@ def test_selection_by_losses_takes_the_coins_from_every_mechanism():
 def test_server_noise_of_2dp_composes_only_where_it_stays():
     where = setting(sampling="fixed", batching="shuffle", aggregation="fedavg", rounds=10)
     same = TwoDP(server_noise_mode="same", server_noise=4.0)
-    row = ledger.certified([same], where, 10, "broadcast", "client", DELTA, "zero-out")
+    row = ledger.certified(transcript.planned([same], where, 10), "broadcast", "client", DELTA, "zero-out")
     direct = Round(((1.0, 4.0),), counts=accountants.binomial(1, 0.1))
     assert row.certified and row.epsilon == pytest.approx(accountants.epsilon(((direct, 10),), DELTA, "pld"), rel=1e-3)
-    assert ledger.certified([same], where, 10, "release", "client", DELTA).epsilon is None
+    assert ledger.certified(transcript.planned([same], where, 10), "release", "client", DELTA).epsilon is None
     poisson = replace(where, batching="poisson")  # a batch may hold all 500 records: a hundred times the bound
-    assert ledger.certified([same], poisson, 10, "broadcast", "client", DELTA).epsilon > 50 * row.epsilon
+    assert (
+        ledger.certified(transcript.planned([same], poisson, 10), "broadcast", "client", DELTA).epsilon
+        > 50 * row.epsilon
+    )
 
 
 def test_sampling_without_replacement_is_amplified_by_renyi_alone():
     where = setting(batching="without-replacement", rounds=20)
-    rdp = ledger.rows([BATCH], where, 20, DELTA, accountants=("rdp",), units=("example",))
-    pld = ledger.rows([BATCH], where, 20, DELTA, accountants=("pld",), units=("example",))
+    rdp = ledger.rows(transcript.planned([BATCH], where, 20), DELTA, accountants=("rdp",), units=("example",))
+    pld = ledger.rows(transcript.planned([BATCH], where, 20), DELTA, accountants=("pld",), units=("example",))
     at = {(r.accountant, r.adjacency): r.epsilon for r in [*rdp, *pld] if r.tap == "client"}
     assert at["rdp", "replace"] < at["pld", "replace"] and ("pld", "add-remove") not in at
     fixed = setting(sampling="fixed", rounds=20)
-    clients = ledger.rows([FedSDP()], fixed, 20, DELTA, accountants=("rdp",), units=("client",))
+    clients = ledger.rows(transcript.planned([FedSDP()], fixed, 20), DELTA, accountants=("rdp",), units=("client",))
     amplified = next(r for r in clients if (r.tap, r.adjacency) == ("release", "replace"))
     assert amplified.rule == "amplified"

@@ -52,7 +52,7 @@ def test_bits_are_even_in_every_place() -> None:
 @pytest.mark.parametrize(("law", "name", "spread"), [("gaussian", "norm", 1.0), ("laplace", "laplace", np.sqrt(2.0))])
 def test_noise_has_its_law(law: str, name: str, spread: float) -> None:
     like = {"a": jnp.zeros(COUNT // 2), "b": jnp.zeros((COUNT // 4, 2))}
-    drawn = noise.LAWS[law](secure.fresh_key(), like, 3.0)
+    drawn = noise.draw(law, secure.fresh_key(), like, 3.0)
     flat = np.concatenate([np.asarray(leaf).reshape(-1) for leaf in drawn.values()]) / 3.0
     assert stats.kstest(flat, name).pvalue > 1e-6
     assert flat.std() == pytest.approx(spread, rel=0.02)

@@ -22,7 +22,7 @@ def params_after(model, choices, rounds=3, train=None, data=None, **speed):
     settings = {
         "data": {"partition": "dirichlet", "alpha": 0.3, "clients": 16, **(data or {})},
         "model": {"name": model, **choices},
-        "train": {"rounds": rounds, "per_round": 9, "local_steps": 3, "batch": 4, **(train or {})},
+        "train": {"rounds": rounds, "per_round": 9, "local_steps": 3, "batch": 4, "noise_seed": 0, **(train or {})},
         "speed": speed,
     }
     return fedveil.train(settings)
@@ -107,6 +107,6 @@ def test_precision_is_local_to_a_federation():
 
 def test_seeds_differ_and_repeat():
     one, same = params_after("logistic", {}, rounds=1), params_after("logistic", {}, rounds=1)
-    other = params_after("logistic", {}, rounds=1, train={"seed": 1})
     assert distance(one, same) == 0.0
-    assert distance(one, other) > 1e-3
+    for other in ({"seed": 1}, {"noise_seed": 1}, {"noise_seed": None}):
+        assert distance(one, params_after("logistic", {}, rounds=1, train=other)) > 1e-3, other

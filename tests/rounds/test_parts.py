@@ -10,6 +10,7 @@ import fedveil
 from fedveil.assemble import prepare
 from fedveil.bench import round as bench
 from fedveil.config import from_dict
+from fedveil.core.keys import Draws
 from fedveil.data.partition import Partition
 from fedveil.rounds import client, parts, plan
 
@@ -36,9 +37,9 @@ def cohort_of(clients):
 def test_parts_hold_exactly_the_batches(sizes, batch, steps, width, seed):
     law, partition = plan.BatchLaw("poisson", batch, steps, None), partition_of(sizes)
     cohort = cohort_of(range(len(sizes)))
-    found = parts.draw_parts(law, partition, seed, 3, cohort, parts.Cut(width, steps * 40))
+    found = parts.draw_parts(law, partition, Draws(seed), 3, cohort, parts.Cut(width, steps * 40))
     for place, c in enumerate(cohort.clients):
-        whole = plan.client_batches(law, seed, 3, int(c), 0, sizes[c])
+        whole = plan.client_batches(law, Draws(seed), 3, int(c), 0, sizes[c])
         assert found.steps[place] == steps and found.last[place].sum() == steps
         for step, positions in enumerate(whole):
             # Parts after the last one are empty and end no step; they are counted to step 0.
@@ -52,8 +53,8 @@ def test_parts_hold_exactly_the_batches(sizes, batch, steps, width, seed):
 
 def test_too_many_parts_are_told():
     law, partition = plan.BatchLaw("poisson", 10, 4, None), partition_of([30, 30])
-    needed = [sum(max(1, len(b)) for b in plan.client_batches(law, 0, 0, c, 0, 30)) for c in (0, 1)]
-    fits = lambda count: parts.draw_parts(law, partition, 0, 0, cohort_of([0, 1]), parts.Cut(1, count))  # noqa: E731
+    needed = [sum(max(1, len(b)) for b in plan.client_batches(law, Draws(0), 0, c, 0, 30)) for c in (0, 1)]
+    fits = lambda count: parts.draw_parts(law, partition, Draws(0), 0, cohort_of([0, 1]), parts.Cut(1, count))  # noqa: E731
     assert fits(max(needed) - 1) is None and fits(max(needed)) is not None
 
 
@@ -79,7 +80,7 @@ def test_the_cut_is_cheaper_than_whole_batches_or_none_is_made():
 # --- the same model
 
 DATA = {"partition": "iid", "clients": 6, "per_client": 60}
-TRAIN = {"rounds": 2, "per_round": 6, "batch": 4, "local_steps": 8, "lr": 0.1, "batching": "poisson"}
+TRAIN = {"rounds": 2, "per_round": 6, "batch": 4, "local_steps": 8, "lr": 0.1, "batching": "poisson", "noise_seed": 0}
 CNN = {"name": "cnn"}
 MLP = {"name": "mlp", "hidden": [8]}
 

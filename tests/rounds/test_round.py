@@ -58,7 +58,7 @@ def test_poisson_divides_by_the_nominal_sizes():
     settings = {
         "data": {"partition": "iid", "clients": 4, "per_client": 8},
         "model": {"name": "logistic"},
-        "train": {"rounds": 1, "per_round": 4, "local_steps": 1, "batch": 8, "dropout": 0.5},
+        "train": {"rounds": 1, "per_round": 4, "local_steps": 1, "batch": 8, "dropout": 0.5, "noise_seed": 0},
         "speed": {"precision": "float64"},
     }
     real = fedveil.federation(settings)
@@ -180,9 +180,7 @@ def test_what_a_tap_shows_is_what_the_round_used(tapped):
     """A cohort's messages, observed one by one, give the round's own result."""
     federation, state = tapped
     simulator = federation.simulator
-    from fedveil.rounds.plan import draw_cohort
-
-    cohort = draw_cohort(0, 0, simulator.task.setting)
+    cohort = simulator.cohort(state, 0)
     messages = [simulator.observe(state, 0, int(c), frozenset({"server"}))["server"] for c in cohort.clients]
     before = jax.tree.map(np.array, state.params)
     new, _ = simulator.round(simulator.adopt(jax.tree.map(jnp.copy, state)), 0)

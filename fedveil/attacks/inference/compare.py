@@ -27,6 +27,7 @@ from fedveil.attacks.observe import Insider, Observation, from_tap
 from fedveil.attacks.score import ssim
 from fedveil.config import AttackConfig, Config, for_attack
 from fedveil.core.errors import ConfigError
+from fedveil.core.keys import Draws
 from fedveil.runs import environment
 
 PAIRS = (("cpl", "lenet-cpl"), ("melis", "lenet-cpl"), ("cpl", "mlp"), ("aono", "mlp"), ("melis", "mlp"))
@@ -52,8 +53,9 @@ def rows(
 ) -> list[dict[str, Any]]:
     """One row for each attack and network: figures with Student's interval over victims, settings, versions."""
     made = []
+    draws = Draws.of(config.train.noise_seed)  # the same victims for all
     for place, (name, network) in enumerate(pairs):
-        federation = prepare(_on(config, name, network, images), trainable=False)
+        federation = prepare(_on(config, name, network, images), trainable=False, draws=draws)
         if len(federation.dataset.shape) != 3:
             raise ConfigError(
                 "data.name", config.data.name, "the comparison is by SSIM, of images: take an image dataset"
@@ -164,7 +166,7 @@ def _settings(federation: Federation, name: str) -> dict[str, Any]:
     data = {"name": config.data.name, "partition": config.data.partition, "clients": config.data.clients}
     if config.data.name == "lfw":
         data |= {"min_images": config.data.min_images, "size": config.data.size}
-    used = {"batch": train.batch, "local_steps": train.local_steps, "seed": train.seed}
+    used = {"batch": train.batch, "local_steps": train.local_steps, "seed": train.seed, "noise_seed": train.noise_seed}
     model = {key: getattr(config.model, key) for key in ("name", "init", "activation")}
     if config.model.name == "mlp":
         model["hidden"] = config.model.hidden

@@ -26,7 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedveil.assemble import Federation, prepare
+from fedveil.assemble import Federation
+from fedveil.attacks.inference import several
 from fedveil.attacks.inference.inversion_score import (
     Truth,
     noise_pictures,
@@ -41,6 +42,7 @@ from fedveil.attacks.reconstruct.regularise import total_variation
 from fedveil.attacks.seats import Inference
 from fedveil.config import Config
 from fedveil.core.errors import ConfigError
+from fedveil.core.keys import Draws
 from fedveil.models.layers import Array, Dense, Flatten, Params, Shape
 from fedveil.models.net import Model, Net
 
@@ -166,11 +168,11 @@ class Case:
     accuracy: float  # of the global model, on the held-out part
 
 
-def attack(config: Config, settings: Inference, progress: Progress) -> Outcome:
+def attack(config: Config, settings: Inference, progress: Progress, draws: Draws | None = None) -> Outcome:
     """Trains `attack.seeds` federations, inverts their models and scores what was recovered."""
     started = time.monotonic()
     check_keys(config, settings)
-    cases = list(gather(config, [settings], progress))
+    cases = list(gather(config, [settings], progress, draws))
     found, scores = judge(cases, settings, 0)
     first = cases[0]
     document = {
@@ -220,14 +222,20 @@ def check(federation: Federation, settings: Inference) -> None:
             raise ConfigError("attack.classes", label, takes)
 
 
-def gather(config: Config, asked: Sequence[Inference], progress: Progress = lambda done, total: None) -> Iterable[Case]:
-    """Trains the federations one after the other and looks at each from all seats that are asked for."""
+def gather(
+    config: Config,
+    asked: Sequence[Inference],
+    progress: Progress = lambda done, total: None,
+    draws: Draws | None = None,
+) -> Iterable[Case]:
+    """Trains the federations one after the other and looks at each from all seats that are asked for.
+
+    `draws`: those of the first federation, where it is a run that is attacked.
+    """
     count, data = config.attack.seeds, None
+    draws = draws or Draws.of(config.train.noise_seed)
     for place in range(count):
-        seed = (config.train.seed + place) % 2**32
-        federation = prepare(
-            config.model_copy(update={"train": config.train.model_copy(update={"seed": seed})}), dataset=data
-        )
+        federation = several.federation(config, place, draws, dataset=data)
         data = federation.dataset
         for settings in asked:
             check(federation, settings)
@@ -239,7 +247,7 @@ def gather(config: Config, asked: Sequence[Inference], progress: Progress = lamb
                 seen = look(federation, state, rounds, asked)
                 accuracy = federation.simulator.evaluate(state.params)[0]
         start = replace(seen[0], models=(first,), rounds=(0,), received=())
-        yield Case(seed, seen, start, truth_of(federation, asked[0].victim), accuracy)
+        yield Case(federation.config.train.seed, seen, start, truth_of(federation, asked[0].victim), accuracy)
 
 
 def _count_up(progress: Progress, before: int, total: int, done: int, _: int) -> None:

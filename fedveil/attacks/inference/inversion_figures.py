@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.accounting import ledger
+from fedveil.accounting import ledger, transcript
+from fedveil.accounting.seeded import as_planned
 from fedveil.assemble import plan
 from fedveil.attacks.catalog import inference_settings
 from fedveil.attacks.inference.inversion import Case, controls, gather, judge
@@ -79,6 +80,7 @@ class Ground:
                     "lr": self.lr,
                     "aggregation": "fedavg",
                     "weights": "size",
+                    "noise_seed": 0,
                 },
                 "attack": {"name": "inversion", "seeds": seeds},
                 "defense": [defense or {"name": "none"}],
@@ -290,7 +292,9 @@ def figure6a(
 
 
 def _certificate(config: Config, delta: float) -> float | None:
-    """ε of one record for whoever sees what its client sends."""
+    """ε of one record against those who see what its client sends: of the plan, with secret draws."""
     made = plan(config)
-    row = ledger.certified(made.defenses, made.setting, made.setting.rounds, "client", "example", delta)
+    setting = as_planned(made.setting)
+    planned = transcript.planned(made.defenses, setting, setting.rounds)
+    row = ledger.certified(planned, "client", "example", delta)
     return row.epsilon if row.certified else None

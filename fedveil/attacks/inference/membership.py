@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import log_expit
 
-from fedveil.accounting import ledger
+from fedveil.accounting import ledger, transcript
+from fedveil.accounting.seeded import as_planned
 from fedveil.assemble import prepare
 from fedveil.attacks.inference import roc, shadows, watch
 from fedveil.attacks.inference.evidence import FEWEST, SCORES, Evidence
@@ -27,6 +28,7 @@ from fedveil.attacks.inference.shadows import Fleet, Progress, Sight
 from fedveil.attacks.seats import Inference
 from fedveil.config import Config
 from fedveil.core.errors import ConfigError
+from fedveil.core.keys import Draws
 from fedveil.data.dataset import Part
 
 if TYPE_CHECKING:
@@ -59,10 +61,10 @@ class Certificate:
     reason: str
 
 
-def attack(config: Config, settings: Inference, progress: Progress) -> Outcome:
+def attack(config: Config, settings: Inference, progress: Progress, draws: Draws | None = None) -> Outcome:
     """Trains the federations and the shadows, attacks, scores."""
     started = time.monotonic()
-    federation = prepare(config)
+    federation = prepare(config, draws=draws)
     check(federation, settings)
     count = settings.shadows if FEWEST[settings.name] else 0
     game = play(federation, settings, config.attack.seeds, count, progress)
@@ -110,7 +112,8 @@ def play(
     seeds = [(base + number) % 2**32 for number in range(targets + count)]
     tap = settings.stands_at
     sight = Sight(tap, settings.victim) if settings.seat == "active" else Sight(tap)
-    trained = Fleet(federation, seeds, given).train(sight, progress)
+    draws = [federation.simulator.draws.nth(number) for number in range(targets + count)]
+    trained = Fleet(federation, seeds, draws, given).train(sight, progress)
     about = _ask(federation, trained.models, federation.dataset.train.take(rows))
     others = _ask(federation, trained.models, _population(federation))
     seen = [Evidence(about[t], about[targets:], chosen[targets:], others[t], others[targets:]) for t in range(targets)]
@@ -166,15 +169,17 @@ def certificate(federation: Federation, tap: str, not_finite: int = 0) -> Certif
     """The ledger's ε of a record that is there or not, for whoever stands at the tap.
 
     A row of the training set that several clients hold is there or not at all of them: the unit is then the image. A
-    client receives one model more than there are rounds behind it.
+    client receives one model more than there are rounds behind it. It is the certificate of the plan, with secret draws:
+    the attacker of this game does not know the draws, even where they follow a seed.
     """
     task = federation.simulator.task
-    delta = ledger.delta_of(task.defenses)
+    delta = transcript.delta_of(task.defenses)
     unit = "example" if task.setting.copies == 1 else "image"
     if not_finite:
         return Certificate(None, delta, unit, "updates were left out for not being finite, and their noise with them")
     rounds = federation.rounds + (tap == "broadcast")
-    row = ledger.certified(task.defenses, task.setting, rounds, tap, unit, delta, adjacency="add-remove")
+    planned = transcript.planned(task.defenses, as_planned(task.setting), rounds)
+    row = ledger.certified(planned, tap, unit, delta, adjacency="add-remove")
     return Certificate(row.epsilon if row.certified else None, delta, unit, row.reason)
 
 

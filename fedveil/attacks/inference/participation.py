@@ -20,7 +20,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedveil.accounting import ledger
+from fedveil.accounting import ledger, transcript
+from fedveil.accounting.seeded import as_planned
 from fedveil.assemble import Federation, prepare
 from fedveil.attacks.inference import replay, roc, several, shares, watch
 from fedveil.attacks.inference.membership import Certificate, judge
@@ -31,6 +32,7 @@ from fedveil.attacks.observe import Insider, span_of
 from fedveil.attacks.seats import Inference
 from fedveil.config import Config
 from fedveil.core.errors import ConfigError, RunError
+from fedveil.core.keys import Draws
 
 FEWEST = 16  # candidates: with fewer, all coins may well fall alike
 
@@ -63,15 +65,17 @@ class Game:
     not_finite: int  # updates that were left out of a sum
 
 
-def attack(config: Config, settings: Inference, progress: Callable[[int, int], None]) -> Outcome:
+def attack(
+    config: Config, settings: Inference, progress: Callable[[int, int], None], draws: Draws | None = None
+) -> Outcome:
     """Trains `attack.seeds` federations of clients that are there by coins, attacks each, scores."""
     started = time.monotonic()
-    first = prepare(config)
+    first = prepare(config, draws=draws)
     check(config, first, settings)
     rounds, seeds = several.rounds_watched(config, first), config.attack.seeds
     guesses, games = [], []
     for place in range(seeds):
-        federation = several.federation(config, place) if place else first
+        federation = several.federation(config, place, first.simulator.draws) if place else first
         game = play(federation, settings, rounds, several.part(progress, place, seeds))
         guesses.append(guess(game.sighting, game.rules, game.candidates, seed=place))
         games.append((game.truth, game.accuracy, game.not_finite))
@@ -194,13 +198,14 @@ def certificate(federation: Federation, tap: str, rounds: int, not_finite: int =
     A client receives one model more than there are rounds behind it.
     """
     task = federation.simulator.task
-    delta = ledger.delta_of(task.defenses)
+    delta = transcript.delta_of(task.defenses)
     if not_finite:
         return Certificate(
             None, delta, "client", "updates were left out for not being finite, and their noise with them"
         )
     seen = rounds + (tap == "broadcast")
-    row = ledger.certified(task.defenses, task.setting, seen, tap, "client", delta, adjacency="add-remove")
+    planned = transcript.planned(task.defenses, as_planned(task.setting), seen)
+    row = ledger.certified(planned, tap, "client", delta, adjacency="add-remove")
     return Certificate(row.epsilon if row.certified else None, delta, "client", row.reason)
 
 

@@ -29,6 +29,7 @@ from fedveil.attacks.observe import Insider
 from fedveil.attacks.seats import Inference
 from fedveil.config import Config
 from fedveil.core.errors import ConfigError
+from fedveil.core.keys import Draws
 from fedveil.models.layers import Params
 from fedveil.rounds import plan
 from fedveil.rounds.server import ServerState
@@ -51,14 +52,16 @@ class Scored:
     record_areas: np.ndarray  # [updates with records on both sides]
 
 
-def attack(config: Config, settings: Inference, progress: Callable[[int, int], None]) -> Outcome:
+def attack(
+    config: Config, settings: Inference, progress: Callable[[int, int], None], draws: Draws | None = None
+) -> Outcome:
     """Trains `attack.seeds` federations, watches every round of each, attacks, scores."""
     started = time.monotonic()
-    first = prepare(config)
+    first = prepare(config, draws=draws)
     rounds, seeds = several.rounds_watched(config, first), config.attack.seeds
     trait, done = check(config, first, settings), []
     for place in range(seeds):
-        federation = several.federation(config, place) if place else first
+        federation = several.federation(config, place, first.simulator.draws) if place else first
         view, truth = play(federation, settings, rounds, several.part(progress, place, seeds))
         check_own(view.own, trait, settings)
         done.append(score(federation, settings, trait, view, truth, seed=place))
@@ -192,7 +195,7 @@ def _sent(federation: Federation, state: ServerState, number: int, client: int, 
 def _rows(federation: Federation, number: int, client: int, occurrence: int = 0) -> np.ndarray:
     """Rows of the training set that a client uses in a round, all its batches together."""
     simulator, rows = federation.simulator, federation.partition.client(client)
-    drawn = plan.client_batches(simulator.law, simulator.seed, number, client, occurrence, len(rows))
+    drawn = plan.client_batches(simulator.law, simulator.draws, number, client, occurrence, len(rows))
     return rows[np.concatenate(drawn)]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedveil.attacks.observe import Insider
-from fedveil.defenses.base import Defense
 from fedveil.models.layers import Array, Params
 from fedveil.rounds import client as client_part
 from fedveil.rounds.client import Now, Task
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from fedveil.assemble import Federation
 
 AT_ONCE = 10  # clients computed together
-SILENCE: dict[str, float | None] = {"noise": 0.0, "noise_end": None, "server_noise": 0.0, "scale": 0.0}
 
 
 @dataclass(frozen=True)
@@ -43,24 +41,9 @@ class Rules:
 def rules_of(federation: Federation) -> Rules:
     """What everyone knows of how a client trains."""
     simulator = federation.simulator
-    quiet = tuple(silenced(d) for d in simulator.task.defenses if can_silence(d))
+    quiet = tuple(quiet for d in simulator.task.defenses if (quiet := d.silenced()) is not None)
     task = replace(simulator.task, defenses=quiet, scale=1.0)
     return Rules(task, simulator.law, tuple(simulator.schedule.at(n) for n in range(federation.rounds)))
-
-
-def can_silence(defense: Defense) -> bool:
-    """Whether a client's round can be made again under this defence without its noise.
-
-    Not where it remembers something of each client, nor where its noise is no number that could be set to zero.
-    """
-    names = {field.name for field in fields(defense)}  # type: ignore[arg-type]  # every defence is a dataclass
-    return not defense.stateful and (not defense.private or "noise" in names)
-
-
-def silenced(defense: Defense) -> Defense:
-    """The defence with every noise at zero: it clips or drops as before."""
-    names = {field.name for field in fields(defense)}  # type: ignore[arg-type]
-    return replace(defense, **{key: value for key, value in SILENCE.items() if key in names})  # type: ignore[type-var]
 
 
 def flat(tree: Params) -> np.ndarray:

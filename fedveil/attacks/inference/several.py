@@ -1,4 +1,4 @@
-"""Federations that differ in their seed alone, attacked one after another, and how far each of them is watched."""
+"""Federations that differ in their seeds alone, attacked one after another, and how far each of them is watched."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Callable
 from fedveil.assemble import Federation, prepare
 from fedveil.config import Config
 from fedveil.core.errors import ConfigError
+from fedveil.core.keys import Draws
+from fedveil.data.dataset import Dataset
 
 Progress = Callable[[int, int], None]
 
 
-def federation(config: Config, place: int) -> Federation:
-    """The federation at this place: seed `train.seed` + place."""
-    seed = (config.train.seed + place) % 2**32
-    return prepare(config.model_copy(update={"train": config.train.model_copy(update={"seed": seed})}))
+def federation(config: Config, place: int, draws: Draws, dataset: Dataset | None = None) -> Federation:
+    """Federation number `place`: seed `train.seed` + place, and its own of the draws that the first one has."""
+    train, own = config.train, draws.nth(place)
+    changes = {"seed": (train.seed + place) % 2**32, "noise_seed": own.seed}
+    return prepare(config.model_copy(update={"train": train.model_copy(update=changes)}), dataset=dataset, draws=own)
 
 
 def rounds_watched(config: Config, first: Federation) -> int:

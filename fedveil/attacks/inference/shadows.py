@@ -1,7 +1,7 @@
 """Federations side by side: the same training again and again, each with its own seed and its own choice of records.
 
 One more axis around the round of `rounds.simulate`: the same pure functions, mapped over federations, in one compiled
-program. Every draw is keyed by the federation's seed, so a federation comes out here as it does alone.
+program. Every draw is keyed, so a federation with the same seed and draws comes out here as it does alone.
 
 A record that a federation is not given is masked out of the batches after they were drawn from the client's whole table.
 Under Poisson batches that is the same as drawing from those given alone, at a rate that does not tell how many they are: a
@@ -86,10 +86,21 @@ def check(federation: Federation) -> None:
 class Fleet:
     """Federations like a given one that are trained together."""
 
-    def __init__(self, federation: Federation, seeds: Sequence[int], given: np.ndarray, lanes: int | None = None):
-        """`given` [federations, examples]: which rows of the training set each is given. `lanes`: clients at once."""
+    def __init__(
+        self,
+        federation: Federation,
+        seeds: Sequence[int],
+        draws: Sequence[keys.Draws],
+        given: np.ndarray,
+        lanes: int | None = None,
+    ):
+        """The seed of each one's initial model, its draws, and the rows of the training set that it is given.
+
+        `given` is [federations, examples]. `lanes`: clients at once.
+        """
         check(federation)
-        self.federation, self.seeds, self.given = federation, list(seeds), np.asarray(given, bool)
+        self.federation, self.given = federation, np.asarray(given, bool)
+        self.seeds, self.draws = list(seeds), list(draws)
         self.simulator = federation.simulator
         self.task: Task = self.simulator.task
         setting, rule = self.task.setting, self.simulator.rule
@@ -97,8 +108,8 @@ class Fleet:
         self.chunk = min(lanes, setting.per_round)
         most = min(lanes // self.chunk, math.ceil(len(self.seeds) / self.simulator.lanes))
         self.at_once = _even(len(self.seeds), max(1, most))
-        draws = self.at_once * self.chunk * setting.local_steps
-        self.widths = plan.batch_widths(self.simulator.law, self.simulator.partition, draws)
+        batches = self.at_once * self.chunk * setting.local_steps
+        self.widths = plan.batch_widths(self.simulator.law, self.simulator.partition, batches)
         self._looks: dict[Sight, Callable[..., Params]] = {}
         empty, advance = partial(server.empty_sum, rule), partial(server.advance, self.task, rule)
         chunk = partial(chunk_sum, self.task, rule)
@@ -159,8 +170,9 @@ class Fleet:
 
     def start(self, who: np.ndarray) -> tuple[Array, ServerState]:
         """The keys of the federations `who`, and their states before the first round."""
-        roots = jnp.stack([keys.root(self.seeds[f]) for f in who])
-        return roots, jax.vmap(partial(_start, self.task, self.simulator.rule))(roots)
+        roots = jnp.stack([self.draws[f].root() for f in who])
+        first = jnp.stack([keys.root(self.seeds[f]) for f in who])
+        return roots, jax.vmap(partial(_start, self.task, self.simulator.rule))(first)
 
     def round(self, state: ServerState, who: np.ndarray, roots: Array, number: int) -> tuple[ServerState, Array]:
         """One round of the federations `who`; and how many updates were not finite in each."""
@@ -185,7 +197,7 @@ class Fleet:
 
     def _cohort(self, f: int, number: int) -> plan.Cohort:
         faults = self.simulator.faults
-        return plan.draw_cohort(self.seeds[f], number, self.task.setting, faults.dropout, faults.late)
+        return plan.draw_cohort(self.draws[f], number, self.task.setting, faults.dropout, faults.late)
 
     def _when(self, sight: Sight) -> np.ndarray:
         """[federations]: the round in which each is looked at; a model that goes out, after the last one."""
@@ -197,7 +209,7 @@ class Fleet:
         for number in reversed(range(self.federation.rounds)):
             if client in self._cohort(f, number).clients:
                 return number
-        takes = f"takes no part in any round under seed {self.seeds[f]}: raise train.rounds or train.per_round"
+        takes = f"takes no part in any round of federation {f}: raise train.rounds or train.per_round"
         raise ConfigError("attack.victim", client, takes)
 
     def _batches(
@@ -209,7 +221,7 @@ class Fleet:
             some = replace(
                 cohort, clients=cohort.clients[part], occurrence=cohort.occurrence[part], late=cohort.late[part]
             )
-            drawn = plan.draw_batches(simulator.law, simulator.partition, self.seeds[f], number, some, self.widths)
+            drawn = plan.draw_batches(simulator.law, simulator.partition, self.draws[f], number, some, self.widths)
             weight = simulator.weights[some.clients].astype(self.task.dtype)
             mask = drawn.mask & self.given[f][drawn.index]
             made.append((drawn.index, mask, drawn.steps, some.clients, some.occurrence, weight, some.late))

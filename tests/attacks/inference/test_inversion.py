@@ -30,7 +30,15 @@ def document(**sections):
     made = {
         "data": {"name": "digits", "clients": 8, "partition": "groups-disjoint", "per_client": 60},
         "model": {"name": "logistic"},
-        "train": {"rounds": 6, "per_round": 6, "local_steps": 5, "batch": 20, "lr": 0.5, "aggregation": "fedavg"},
+        "train": {
+            "rounds": 6,
+            "per_round": 6,
+            "local_steps": 5,
+            "batch": 20,
+            "lr": 0.5,
+            "aggregation": "fedavg",
+            "noise_seed": 0,
+        },
         "attack": {"name": "inversion", "seeds": 2, "iterations": 150},
     }
     made["data"]["label_sets"] = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]

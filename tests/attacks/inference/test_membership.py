@@ -212,6 +212,7 @@ def test_the_command_answers_in_json(tmp_path, fedveil_cli):
     keys = ["data.clients=3", "data.partition=iid", "data.per_client=40", "model.name=logistic", "train.rounds=2"]
     keys += [
         "train.per_round=2",
+        "train.noise_seed=0",
         "attack.name=loss-threshold",
         "attack.seat=active",
         "attack.victim=0",

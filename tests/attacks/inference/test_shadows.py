@@ -31,6 +31,7 @@ EVERYTHING = {
 }
 DEFENSES = [{"name": "2dp-fl"}, {"name": "dgc", "stage": "batch"}]
 SEEDS = (3, 4, 5)
+DRAWS = (keys.Draws(6), keys.Draws(secret=bytes(32)), keys.Draws(8))
 VICTIM = 2
 
 
@@ -47,19 +48,19 @@ def given_to(federation, count, share=0.5):
 def fleet():
     """Three federations, two of them at once: the second part is filled up."""
     federation = prepare(configured(EVERYTHING, DEFENSES))
-    made = Fleet(federation, SEEDS, given_to(federation, len(SEEDS)), lanes=6)
+    made = Fleet(federation, SEEDS, DRAWS, given_to(federation, len(SEEDS)), lanes=6)
     assert made.at_once == 2 and len(made.parts()) == 2
     return made
 
 
-def alone(federation, seed, given, monkeypatch, watch=False):
+def alone(federation, seed, draws, given, monkeypatch, watch=False):
     """The plain simulator on a federation whose clients never draw what they were not given: the model after the last
     round, and where asked for what the victim sends when it takes part for the last time."""
     simulator, real = federation.simulator, plan.draw_positions
-    simulator.seed, simulator._root = seed, keys.root(seed)
+    simulator.seed, simulator.draws, simulator._root = seed, draws, draws.root()
 
-    def without(law, seed, round_, client, occurrence, size):
-        positions, counts = real(law, seed, round_, client, occurrence, size)
+    def without(law, draws, round_, client, occurrence, size):
+        positions, counts = real(law, draws, round_, client, occurrence, size)
         step = np.repeat(np.arange(len(counts)), counts)
         kept = given[federation.partition.client(client)[positions]]
         return positions[kept], np.bincount(step[kept], minlength=len(counts))
@@ -86,8 +87,8 @@ def at(many, place):
 
 def test_each_federation_is_as_it_is_alone(fleet, monkeypatch):
     released, sent = fleet.train().models, fleet.train(Sight("server", VICTIM)).models
-    for place, seed in enumerate(SEEDS):
-        model, own = alone(fleet.federation, seed, fleet.given[place], monkeypatch, watch=place == 1)
+    for place, (seed, draws) in enumerate(zip(SEEDS, DRAWS, strict=True)):
+        model, own = alone(fleet.federation, seed, draws, fleet.given[place], monkeypatch, watch=place == 1)
         assert distance(released, place, model) < 1e-9
         assert own is None or distance(sent, place, own) < 1e-9
     assert distance(released, 0, at(released, 1)) > 1e-3  # seeds and records matter
@@ -130,12 +131,12 @@ def test_confidence_is_the_log_odds_of_the_label():
 def test_defences_that_cannot_be_made_again_are_refused(defense, why):
     federation = prepare(configured(defense=[defense], speed={}))
     with pytest.raises(ConfigError, match=why):
-        Fleet(federation, [0], given_to(federation, 1))
+        Fleet(federation, [0], [keys.Draws(0)], given_to(federation, 1))
 
 
 def test_a_victim_that_never_takes_part_is_refused():
     federation = prepare(configured({"rounds": 1, "per_round": 1}))
-    fleet = Fleet(federation, range(8), given_to(federation, 8))
+    fleet = Fleet(federation, range(8), [keys.Draws(f) for f in range(8)], given_to(federation, 8))
     with pytest.raises(ConfigError, match=r"attack.victim: got 2; takes no part .* raise train.rounds"):
         fleet.train(Sight("server", VICTIM))
 

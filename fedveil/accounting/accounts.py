@@ -1,0 +1,366 @@
+"""From a mechanism in the round to accounts of it: who it protects, at which tap, under which neighbouring relation.
+
+Rules, in short:
+
+- **One record** (unit `example`). Being chosen may be visible, so client sampling does not amplify; but the number of
+  rounds in which the client takes part is a coin of its own, and δ is averaged over it (rule `participation`). In a client
+  Poisson batches amplify, by B/N_i of the smallest client; shuffled ones do not (one use per epoch).
+- **One image** with all its copies: the copies' participations compose, and where they meet in one sum they add up.
+- **One client**: no amplification at the client and server taps. Behind noise that the server adds once, secret cohorts
+  amplify (rule `amplified`), unless the scale of the released noise tells who took part. A client's account with `replace`
+  holds for each of its records too.
+- On a sum over clients that each drew noise of their own the noises add up, as far as clients really answered.
+- A node counts the rounds that it really took part in (rule `realised`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fedveil.accounting import accountants
+from fedveil.accounting.accountants import Mixture, Round
+from fedveil.core.events import Release
+from fedveil.core.setting import Setting
+from fedveil.core.taps import ADJACENCIES, CHAIN
+
+ACCOUNTANTS = ("pld", "rdp")
+SIZE_GROUPS = 4  # clients of like size share an account
+NOISE_LEVELS = 12  # so many values of z are told apart where it changes from round to round
+
+Levels = Sequence[tuple[float, int]]  # (z, rounds)
+
+
+@dataclass(frozen=True)
+class Account:
+    """One way to account for a unit at a tap."""
+
+    release: Release
+    tap: str
+    unit: str
+    adjacency: str
+    rule: str
+    rounds: tuple[tuple[tuple[Round, int], ...], ...]  # alternatives of which the worst counts (clients of other sizes)
+    why: str
+    assumptions: tuple[str, ...]
+
+    def epsilon(self, delta: float, accountant: str) -> float | None:
+        worst = 0.0
+        for rounds in self.rounds:
+            found = accountants.epsilon(rounds, delta, accountant)
+            if found is None:
+                return None
+            worst = max(worst, found)
+        return worst
+
+
+def accounts_of(release: Release, setting: Setting, levels: Levels) -> Iterator[Account]:
+    """Every account that a mechanism gives, over rounds with these multipliers."""
+    if release.unit == "example":
+        yield from _of_records(release, setting, levels)
+    else:
+        yield from _of_clients(release, setting, levels)
+
+
+def _of_records(release: Release, setting: Setting, levels: Levels) -> Iterator[Account]:
+    """A release per local step, with one record's bound as its sensitivity."""
+    for tap, together in _places(release, setting):
+        for unit, copies in (("example", 1), ("image", setting.copies)):
+            part = participations(setting, copies, release.every_round, together)
+            for adjacency in ADJACENCIES:
+                if adjacency == "add-remove" and (tap == "example" or setting.batching != "poisson"):
+                    continue  # presence is visible, or one record more changes the batches of the others
+                assumptions = (
+                    *_assumes_records(setting, release, tap, unit, adjacency),
+                    *_assumes_sum(together, setting),
+                )
+                for steps in _steps(setting, tap, adjacency, copies):
+                    each = [replace(one, counts=part.counts, fails=part.fails, together=together) for one in steps]
+                    yield Account(
+                        release,
+                        tap,
+                        unit,
+                        adjacency,
+                        "participation",
+                        tuple(_over_rounds(one, release, setting, levels, together, part.times) for one in each),
+                        _why(release, together),
+                        assumptions,
+                    )
+
+
+def _places(release: Release, setting: Setting) -> list[tuple[str, bool]]:
+    """The taps at which a release has an account of its own, and whether it is on a sum over clients there."""
+    places = [(release.tap, release.on_sum)]
+    if release.adds_up:
+        places.append(("release", True))
+        if setting.secure_aggregation:
+            places.append(("server", True))
+    return places
+
+
+def _steps(setting: Setting, tap: str, adjacency: str, copies: int) -> Iterator[list[Round]]:
+    """How a record is used in a round in which its client takes part: a round for each group of client sizes."""
+    base = Round(noise=accountants.ALWAYS, replace=adjacency == "replace")
+    groups = size_groups(setting, 1 if copies > 1 else SIZE_GROUPS)
+    if setting.batching == "shuffle":
+        uses = [math.ceil(steps / math.ceil(size / setting.batch)) for size, steps in groups]
+        yield [replace(base, steps=count) for count in uses]
+        return
+    hidden = tap != "example" and setting.batching == "poisson"
+    rates = [(min(1.0, setting.batch / size), steps) for size, steps in groups]
+    yield [replace(base, steps=steps, rate=rate, hidden=hidden) for rate, steps in rates]
+    if base.replace and setting.batching == "without-replacement" and tap != "example":
+        yield [replace(base, steps=s, subset=(n, min(n, setting.batch))) for n, s in groups]
+
+
+def _of_clients(release: Release, setting: Setting, levels: Levels) -> Iterator[Account]:
+    """A release per round, with one client's bound as its sensitivity."""
+    for tap, together in _places(release, setting):
+        shares = together and not release.on_sum  # the noise of the others counts
+        for unit, copies in (("client", 1), ("example", 1), ("image", setting.copies)):
+            part = participations(setting, copies, release.every_round, together)
+            for adjacency in ADJACENCIES:
+                # One record may turn its client's contribution into any other: for records only `replace` can be used.
+                swap = adjacency == "replace" or unit != "client"
+                seen = Round(
+                    accountants.ALWAYS,
+                    counts=part.counts,
+                    fails=part.fails,
+                    together=together,
+                    law=release.law,
+                    replace=swap,
+                )
+                assumptions = (*_assumes_clients(setting, release, unit), *_assumes_sum(shares, setting))
+                account = Account(
+                    release, tap, unit, adjacency, "participation", (), _why(release, together), assumptions
+                )
+                if adjacency != "add-remove" or unit != "client":  # a known cohort shows whether a client is there
+                    over = _over_rounds(seen, release, setting, levels, shares, part.times)
+                    yield replace(account, rounds=(over,))
+                if copies == 1 and release.tap == "release" and not release.every_round:
+                    yield from _amplified(account, seen, setting, levels)
+
+
+def _amplified(account: Account, seen: Round, setting: Setting, levels: Levels) -> Iterator[Account]:
+    """Accounts for observers who do not know the cohort, behind noise that the server draws once on the sum.
+
+    A mean is the sum over the weight that arrived. Where that differs from cohort to cohort, the scale of the released
+    noise tells who took part, and nothing amplifies.
+    """
+    if setting.sampling != "poisson" and setting.max_weight != setting.min_weight:
+        return
+    once = replace(seen, counts=accountants.ALWAYS, fails=0.0, together=False)
+    if setting.sampling == "poisson":
+        how = "by Poisson coins"
+        once = replace(once, rate=setting.per_round / setting.clients, hidden=True)
+    elif setting.sampling == "fixed" and seen.replace and account.adjacency != "add-remove":
+        how = "without replacement"
+        once = replace(once, subset=(setting.clients, setting.per_round))
+    else:
+        return
+    unknown = (
+        f"who takes part is secret, and drawn honestly {how}, independently of data and results",
+        *((_FROM_CLIENT,) if account.unit != "client" else ()),
+    )
+    over = (_over_rounds(once, account.release, setting, levels, False),)
+    yield replace(account, rule="amplified", assumptions=unknown, rounds=over)
+
+
+def _over_rounds(
+    one: Round, release: Release, setting: Setting, levels: Levels, shares: bool, repeat: int = 1
+) -> tuple[tuple[Round, int], ...]:
+    """The same round at each level of noise, and how often; `shares`: the noise of the others counts."""
+    made = []
+    for z, times in few_levels(levels):
+        noise: Mixture = ((1.0, z),)
+        if shares:
+            others = answering(setting, 12 if len(one.counts) <= 2 else 5)
+            ratio = (setting.min_weight / setting.max_weight) ** 2
+            if release.uses == "step" and setting.batching != "poisson":
+                # Clients with less than a batch divide by less, so that theirs weighs more.
+                ratio *= (min(setting.batch, setting.smallest) / setting.batch) ** 2
+            noise = tuple((p, z * math.sqrt(1.0 + n * ratio)) for p, n in others)
+        made.append((replace(one, noise=noise), times * repeat))
+    return tuple(made)
+
+
+def few_levels(levels: Levels, most: int = NOISE_LEVELS) -> list[tuple[float, int]]:
+    """(z, rounds) with at most `most` values of z, each rounded down to the smallest of its group."""
+    ordered = sorted((z, times) for z, times in levels if times > 0)
+    if len(ordered) <= most:
+        return ordered
+    width = math.ceil(sum(times for _, times in ordered) / most)
+    made: list[tuple[float, int]] = []
+    for z, times in ordered:
+        if made and made[-1][1] + times <= width:
+            made[-1] = (made[-1][0], made[-1][1] + times)
+        else:
+            made.append((z, times))
+    return made
+
+
+@dataclass(frozen=True)
+class Participations:
+    """How often clients with a copy take part in a round: a mixture `counts`, so many independent `times`; and `fails`, the
+    probability of what is left out of it."""
+
+    counts: Mixture
+    times: int = 1
+    fails: float = 0.0
+
+
+def participations(setting: Setting, copies: int, every_round: bool, together: bool) -> Participations:
+    """The law of participations; `together`: they meet in one sum, so that only their number in a round matters."""
+    if every_round:
+        return Participations(((1.0, float(copies)),))
+    coins, rate = copies, setting.per_round / setting.clients
+    if setting.sampling == "with-replacement":
+        coins, rate = setting.per_round, copies / setting.clients
+    if setting.sampling == "fixed":
+        mixture = accountants.hypergeometric(setting.clients, copies, setting.per_round)
+    elif together:
+        mixture = accountants.binomial(coins, rate)
+    else:
+        return Participations(accountants.binomial(1, rate), coins)
+    counts, fails = accountants.without_tail(mixture)
+    return Participations(counts, fails=fails)
+
+
+def answering(setting: Setting, bins: int) -> Mixture:
+    """How many others answer in a round in which one client does, rounded down: theirs is the other noise on the sum."""
+    others, stay = setting.clients - 1, 1.0 - setting.dropout
+    if setting.sampling == "poisson":
+        mixture = accountants.binomial(others, setting.per_round / setting.clients * stay)
+    elif setting.sampling == "fixed":
+        mixture = accountants.binomial(setting.per_round - 1, stay)
+    else:
+        return ((1.0, 0.0),)  # drawn with replacement: those drawn again share one client's data
+    return accountants.in_bins(mixture, bins)
+
+
+def size_groups(setting: Setting, most: int = SIZE_GROUPS) -> list[tuple[int, int]]:
+    """(N, L) of a few groups of clients: the smallest size and the most steps of each, the worst for a record there."""
+    sizes = sorted(setting.sizes or ((setting.smallest, setting.local_steps),))
+    count = min(most, len(sizes))
+    groups = [sizes[len(sizes) * g // count : len(sizes) * (g + 1) // count] for g in range(count)]
+    return sorted({(group[0][0], max(steps for _, steps in group)) for group in groups})
+
+
+# --- what one client knows of its own rounds
+
+
+def realised(
+    releases: Sequence[Release], multipliers: Sequence[float], setting: Setting, unit: str, adjacency: str
+) -> tuple[Round | None, str]:
+    """What one round costs a unit at a client that takes part and sends its update (rule `realised`).
+
+    `setting` holds the client's own size and steps. None where nothing bounds what is sent, and why.
+    """
+    sent = [(r, z) for r, z in zip(releases, multipliers, strict=True) if CHAIN.index(r.tap) <= CHAIN.index("server")]
+    found: list[Round] = []
+    for release, z in sent:
+        if not release.covered or release.tap == "example":  # which has an account at the client tap too
+            continue
+        if release.unit == "client":
+            swap = adjacency == "replace" or unit != "client"  # one record may change its client's update in any way
+            found.append(Round(((1.0, z),), law=release.law, replace=swap))
+        elif unit != "client":
+            one, *_ = next(_steps(setting, "server", adjacency, 1))
+            found.append(replace(one, noise=((1.0, z),), law=release.law))
+    if not found:
+        return None, why_none("server", unit, [r for r, _ in sent], False)
+    return max(found, key=lambda one: one.noise[0][1] / (one.rate * math.sqrt(one.steps) * (1 + one.replace))), ""
+
+
+def realised_epsilon(rounds: Sequence[Round | None], delta: float) -> float:
+    """ε of rounds that one client took part in, composed; infinite where one of them has no certificate."""
+    if any(one is None for one in rounds):
+        return math.inf
+    groups: dict[Round, list[tuple[float, int]]] = {}
+    for one in rounds:
+        if one is not None:
+            groups.setdefault(replace(one, noise=accountants.ALWAYS), []).append((one.noise[0][1], 1))
+    made = [
+        (replace(kind, noise=((1.0, z),)), times)
+        for kind, levels in sorted(groups.items(), key=repr)
+        for z, times in few_levels(_counted(levels))
+    ]
+    found = accountants.epsilon(tuple(made), delta, "pld")
+    return math.inf if found is None else found
+
+
+def _counted(levels: Levels) -> Levels:
+    counts: dict[float, int] = {}
+    for z, times in levels:
+        counts[z] = counts.get(z, 0) + times
+    return sorted(counts.items())
+
+
+# --- what a row says
+
+
+def why_none(tap: str, unit: str, declared: Sequence[Release], tried: bool) -> str:
+    """Why there is no number for a unit at a tap."""
+    if tried:
+        return "no number can be computed: the noise is too small for this δ, or this accountant knows no bound"
+    behind = [r for r in declared if CHAIN.index(r.tap) <= CHAIN.index(tap)]
+    for release in behind:
+        if not release.covered and (unit == release.unit or release.unit == "client" or unit == "image"):
+            return f"not covered by a certificate: {release.reason}"
+    if unit == "client" and any(r.unit == "example" for r in behind):
+        return "the guarantee is for single examples: it does not extend to all examples of a client together"
+    return "open: no mechanism bounds what this tap shows of this unit"
+
+
+_FROM_CLIENT = "from the client's account: one record may change its client's contribution in any way"
+
+
+def _why(release: Release, together: bool) -> str:
+    noise = f"{release.law} noise, z = {release.multiplier:.4g}"
+    if release.on_sum:
+        return f"{noise} on the round's sum"
+    if together:
+        return f"{noise} per client, of all who answer together on the round's sum"
+    return f"{noise} per {'local step' if release.uses == 'step' else 'round'}"
+
+
+def _who(release: Release) -> str:
+    if release.every_round:
+        return "who takes part depends on private data: a participation in every round is counted"
+    return "who takes part in a round may be known; it is drawn honestly, independently of data and results"
+
+
+def _assumes_records(setting: Setting, release: Release, tap: str, unit: str, adjacency: str) -> tuple[str, ...]:
+    made = [_who(release)]
+    if tap == "example":
+        made.append("which record a gradient belongs to may be known")
+    elif setting.batching == "poisson":
+        made.append("batches are drawn by secret Poisson coins; client sizes and divisors are public constants")
+    elif setting.batching == "shuffle":
+        made.append("each epoch uses a record once; no amplification by shuffling is claimed")
+    else:
+        made.append("batches are drawn without replacement; which records are in them may be known")
+    if unit == "image" and setting.copies > 1:
+        made.append(f"an image has at most {setting.copies} copies, each at another client")
+    if adjacency == "zero-out":
+        made.append("neighbours: the record's contribution is replaced by nothing, its presence stays visible")
+    return tuple(made)
+
+
+def _assumes_clients(setting: Setting, release: Release, unit: str) -> tuple[str, ...]:
+    made = [_who(release)]
+    if unit != "client":
+        made.append(_FROM_CLIENT)
+    if unit == "image" and setting.copies > 1:
+        made.append(f"an image has at most {setting.copies} copies, each at another client")
+    return tuple(made)
+
+
+def _assumes_sum(shares: bool, setting: Setting) -> tuple[str, ...]:
+    if not shares:
+        return ()
+    made = ["only sums over a round's clients are seen (secure aggregation, or the model alone)", "no client colludes"]
+    if setting.sampling == "poisson" or setting.dropout:
+        made.append("the noise of those who answer counts, by the law of their number")
+    return tuple(made)

@@ -1,0 +1,291 @@
+"""The transcript of a run: what was executed, round by round, and the only thing that an account is made from.
+
+`transcript.jsonl` of a run folder begins with a header: the public facts of the run (`Setting`), the mechanisms with the
+taps that they stand before, and what the papers claim. A line follows for each round before its result is used: its
+number, the attempt (a deployed round may be asked for again, with fresh noise), its learning rate, how many clients were
+asked and lost, and z of every mechanism, read off the mechanism that ran. A last line for each round says how many
+messages were left out for not being finite.
+
+A plan is accounted by the transcript of rounds that have not happened (`planned`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import IO, Any
+
+from fedveil.accounting import company
+from fedveil.core.errors import RunError
+from fedveil.core.events import Claim, Release
+from fedveil.core.jsontext import to_json
+from fedveil.core.setting import Setting
+from fedveil.defenses.base import Defense
+
+FILE = "transcript.jsonl"
+VERSION = 1
+DELTA = 1e-5  # where no defence names one
+
+Multipliers = tuple[float, ...]  # z of each mechanism
+Outcome = tuple[int, int]  # messages dropped, answers lost
+
+
+@dataclass(frozen=True)
+class Executed:
+    """One round as it was executed."""
+
+    round: int
+    lr: float
+    asked: int
+    lost: int
+    multipliers: Multipliers
+    attempt: int = 0
+
+
+Rounds = dict[tuple[int, int], tuple[Executed, Outcome | None]]  # (round, attempt) → what ran, how it ended if known
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """The facts of a run and its rounds, those with the same multipliers counted together."""
+
+    setting: Setting
+    releases: tuple[Release, ...]
+    claims: tuple[Claim, ...]
+    delta: float
+    groups: tuple[tuple[Multipliers, int], ...] = ()
+    lost: int = 0  # answers that did not come, by accident rather than by a simulated coin
+    dropped: int = 0  # messages left out for not being finite
+    unknown: int = 0  # rounds whose outcome is not known: a message may have been dropped in them
+    draws: str = ""  # what names the source of the draws: a run that is resumed must use the same
+
+    @property
+    def rounds(self) -> int:
+        return sum(times for _, times in self.groups)
+
+    def multipliers(self, release: int) -> list[tuple[float, int]]:
+        """(z, rounds) of one mechanism."""
+        counts: Counter[float] = Counter()
+        for multipliers, times in self.groups:
+            counts[multipliers[release]] += times
+        return sorted(counts.items())
+
+    def then(self, rounds: int) -> Transcript:
+        """With so many further rounds as planned: those after the rounds made so far."""
+        done = self.rounds
+        return replace(self, groups=_joined(self.groups, _plan(self.releases, done, done + rounds)))
+
+    def plus(self, entry: Executed) -> Transcript:
+        """With one further round."""
+        return replace(self, groups=_joined(self.groups, [(entry.multipliers, 1)]))
+
+    @property
+    def digest(self) -> str:
+        """Of the header: two transcripts of the same mechanisms in the same setting share it."""
+        return hashlib.sha256(to_json(_header(self)).encode()).hexdigest()[:16]
+
+
+def start(defenses: Sequence[Defense], setting: Setting, draws: str = "") -> Transcript:
+    """The transcript of a run before its first round; `draws` names the source of its draws."""
+    claims = tuple(claim for defense in defenses for claim in defense.claims(setting))
+    return Transcript(setting, company.declared(defenses, setting), claims, delta_of(defenses), draws=draws)
+
+
+def planned(defenses: Sequence[Defense], setting: Setting, rounds: int) -> Transcript:
+    """The transcript of the first `rounds` rounds of a run that has not happened."""
+    return start(defenses, setting).then(rounds)
+
+
+def with_dropped(plan: Transcript, dropped: int) -> Transcript:
+    """A plan in which messages were left out for not being finite."""
+    return replace(plan, dropped=dropped)
+
+
+def delta_of(defenses: Sequence[Defense]) -> float:
+    """The δ of the first defence that has one."""
+    return next((d.delta for d in defenses if d.delta is not None), DELTA)
+
+
+def executed(
+    defenses: Sequence[Defense], setting: Setting, number: int, lr: float, asked: int, lost: int, attempt: int = 0
+) -> Executed:
+    """The line of a round: z of every mechanism at the learning rate that the round really has."""
+    multipliers = tuple(p.multiplier_at(setting, number, lr) for d in defenses for p in d.mechanisms(setting))
+    return Executed(number, lr, asked, lost, multipliers, attempt)
+
+
+def _plan(releases: Sequence[Release], first: int, end: int) -> tuple[tuple[Multipliers, int], ...]:
+    """Rounds `first` to `end` by their multipliers."""
+    scheduled = max((len(release.by_round) for release in releases), default=0)
+    groups: Counter[Multipliers] = Counter()
+    for number in range(first, min(end, scheduled)):
+        groups[tuple(_at(release, number) for release in releases)] += 1
+    after = end - max(first, min(end, scheduled))
+    if after > 0:
+        groups[tuple(_at(release, scheduled) for release in releases)] += after
+    return tuple(groups.items())
+
+
+def _at(release: Release, number: int) -> float:
+    """z in a round; beyond the schedule the smallest."""
+    return release.by_round[number] if number < len(release.by_round) else release.multiplier
+
+
+def _joined(*parts: Iterable[tuple[Multipliers, int]]) -> tuple[tuple[Multipliers, int], ...]:
+    counts: Counter[Multipliers] = Counter()
+    for part in parts:
+        for multipliers, times in part:
+            counts[multipliers] += times
+    return tuple(counts.items())
+
+
+# --- the file
+
+
+def _header(transcript: Transcript) -> dict[str, Any]:
+    return {
+        "transcript": VERSION,
+        "setting": asdict(transcript.setting),
+        "releases": [asdict(release) for release in transcript.releases],
+        "claims": [asdict(claim) for claim in transcript.claims],
+        "delta": transcript.delta,
+        "draws": transcript.draws,
+    }
+
+
+class Recorder:
+    """The transcript of a run under way: in memory, and in a file where the run has a folder."""
+
+    def __init__(self, header: Transcript, path: Path | None = None) -> None:
+        self.header, self.path = header, path
+        self.rounds: Rounds = {}
+        self.file: IO[str] | None = None
+
+    def begin(self) -> None:
+        """Opens the file, with its header if it is new; what it holds already is kept."""
+        if self.path is None:
+            return
+        known = self.path.exists() and self.path.stat().st_size > 0
+        if known:
+            header, self.rounds = _parse(self.path)
+            if header.digest != self.header.digest:
+                takes = "it was begun with other mechanisms, sizes or draws: start a new run for this config"
+                raise RunError(f"{self.path} does not fit the config of this run: {takes}")
+            _drop_cut_line(self.path)
+        self.file = self.path.open("a", encoding="utf-8")
+        if not known:
+            self._write(_header(self.header))
+            self.sync()
+
+    def append(self, entry: Executed) -> None:
+        """A round, before its result is used."""
+        self.rounds[entry.round, entry.attempt] = (entry, None)
+        self._write(asdict(entry))
+
+    def outcome(self, number: int, attempt: int = 0, *, dropped: int, lost: int = 0) -> None:
+        """How a round ended: messages left out for not being finite, answers that did not come."""
+        self.rounds[number, attempt] = (self.rounds[number, attempt][0], (dropped, lost))
+        self._write({"outcome": number, "attempt": attempt, "dropped": dropped, "lost": lost})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        if self.file is not None:
+            self.file.write(to_json(line) + "\n")
+            self.file.flush()
+
+    def sync(self) -> None:
+        """Waits until what was written survives a power cut: before anything that depends on it is stored."""
+        if self.file is not None:
+            os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
+    def transcript(self) -> Transcript:
+        """All rounds so far."""
+        return _of_rounds(self.header, self.rounds)
+
+
+def read(path: Path, most: int | None = None, *, at_least: int = 0) -> Transcript:
+    """The transcript in a file, or the first `most` rounds of it.
+
+    `at_least`: rounds that other files of the run show. Where lines of some are missing the file is refused.
+    """
+    header, rounds = _parse(path)
+    missing = set(range(at_least)) - {number for number, _ in rounds}
+    if missing:
+        raise RunError(f"{path} lacks round {min(missing)}, which the run has behind it: its account is not known")
+    return _of_rounds(header, dict(list(rounds.items())[:most]))
+
+
+def _of_rounds(header: Transcript, rounds: Rounds) -> Transcript:
+    groups = Counter(entry.multipliers for entry, _ in rounds.values())
+    ended = [outcome for _, outcome in rounds.values() if outcome is not None]
+    return replace(
+        header,
+        groups=tuple(groups.items()),
+        dropped=sum(dropped for dropped, _ in ended),
+        lost=sum(lost for _, lost in ended),
+        unknown=len(rounds) - len(ended),
+    )
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Removes a last line that a crash cut short, so that the next one does not follow it."""
+    data = path.read_bytes()
+    if not data.endswith(b"\n"):
+        with path.open("r+b") as file:
+            file.truncate(data.rfind(b"\n") + 1)
+
+
+def _parse(path: Path) -> tuple[Transcript, Rounds]:
+    """Header and rounds. A round that is repeated with the same draws after a stop has one line of each attempt."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        header = _read_header(json.loads(lines[0]))
+        rounds: Rounds = {}
+        for number, text in enumerate(lines[1:]):
+            try:
+                line = json.loads(text)
+            except ValueError:
+                if number == len(lines) - 2:  # cut by a crash: what it stood for was never used
+                    break
+                raise
+            _add(rounds, line, header)
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise RunError(f"{path} is damaged ({error}): without it the account of this run is not known") from None
+    return header, rounds
+
+
+def _add(rounds: Rounds, line: dict[str, Any], header: Transcript) -> None:
+    if "outcome" in line:
+        place = (int(line["outcome"]), int(line["attempt"]))
+        rounds[place] = (rounds[place][0], (int(line["dropped"]), int(line["lost"])))
+        return
+    entry = Executed(**{**line, "multipliers": tuple(float(z) for z in line["multipliers"])})
+    if len(entry.multipliers) != len(header.releases):
+        raise ValueError(f"round {entry.round} has {len(entry.multipliers)} multipliers, not {len(header.releases)}")
+    rounds[entry.round, entry.attempt] = (entry, None)
+
+
+def _read_header(document: dict[str, Any]) -> Transcript:
+    if document["transcript"] != VERSION:
+        raise ValueError(f"version {document['transcript']} is not known here")
+    setting = {**document["setting"], "sizes": tuple(tuple(pair) for pair in document["setting"]["sizes"])}
+    releases = tuple(_made(Release, release) for release in document["releases"])
+    claims = tuple(_made(Claim, claim) for claim in document["claims"])
+    return Transcript(Setting(**setting), releases, claims, float(document["delta"]), draws=str(document["draws"]))
+
+
+def _made(kind: Any, document: dict[str, Any]) -> Any:
+    """A frozen dataclass from its table; lists become tuples."""
+    names = {field.name for field in fields(kind)}
+    if set(document) != names:
+        raise ValueError(f"not a {kind.__name__.lower()} of this version")
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in document.items()})

@@ -1,0 +1,263 @@
+"""A mechanism: clip, noise, sensitivity and privacy event in one frozen object.
+
+A defence places mechanisms at stages of the round. What runs (`clip_one`, `clip_examples`, `add_noise`) and what is
+accounted (`multiplier_at`: the noise over the sensitivity) are computed from the same fields by the same methods: `scale`
+and `sensitivity` take the point of the run, with traced numbers when a round is compiled and plain ones in an account.
+
+Sensitivity is the norm that one unit's contribution can have in the value that is noised, zero-out adjacency: L2 for
+Gaussian, L1 for Laplace noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedveil.core.events import Release
+from fedveil.core.setting import Setting
+from fedveil.core.stage import AccountPoint, Point, StageContext
+from fedveil.mechanisms.schedule import Schedule
+
+if TYPE_CHECKING:
+    import jax
+
+Tree = Any
+Scalar = Any  # a float, a numpy array over rounds, or a traced scalar
+
+
+@dataclass(frozen=True)
+class Clip:
+    """What bounds one contribution: an L2 bound, for the whole of it (`flat`) or for each layer, or an L1 bound."""
+
+    bound: Schedule
+    scope: Literal["flat", "layerwise"] = "flat"
+    norm: Literal["l2", "l1"] = "l2"
+    follows_lr: bool = False  # the bound falls with the learning rate, which is public
+    median: bool = False  # the bound is the median norm of the batch where that is smaller: read from private data
+
+    def at(self, at: Point) -> Scalar:
+        """The bound in force."""
+        bound = self.bound.at(at.round)
+        return bound * at.lr / at.setting.lr if self.follows_lr else bound
+
+    def groups(self, layers: int) -> int:
+        """How many parts of a contribution are clipped apart."""
+        return layers if self.scope == "layerwise" else 1
+
+    def one(self, value: Tree, at: StageContext) -> Tree:
+        """One contribution clipped."""
+        from fedveil.mechanisms import clip
+
+        return clip.clip_l1(value, self.at(at)) if self.norm == "l1" else clip.clip_one(value, self.at(at), self.scope)
+
+    def bounds(self, each: Tree, mask: jax.Array, at: StageContext) -> dict[str, Scalar]:
+        """The bound of each layer: the same for all, or the batch's median norm where that is smaller."""
+        bound = self.at(at)
+        if not self.median:
+            return dict.fromkeys(each, bound)
+        import jax.numpy as jnp
+
+        from fedveil.mechanisms import clip
+
+        norms = clip.layer_norms(each)
+        if self.scope == "flat":
+            norms = dict.fromkeys(norms, jnp.sqrt(jnp.stack([jnp.square(n) for n in norms.values()]).sum(axis=0)))
+        # An empty batch has no median: the largest bound stands in.
+        medians = {name: jnp.nanmedian(jnp.where(mask & jnp.isfinite(n), n, jnp.nan)) for name, n in norms.items()}
+        return {name: jnp.where(m > 0, jnp.minimum(m, bound), bound) for name, m in medians.items()}
+
+    def examples(self, each: Tree, bounds: dict[str, Scalar]) -> Tree:
+        """Every example's gradient clipped; a leading axis over examples."""
+        from fedveil.mechanisms import clip
+
+        return clip.clip_examples(each, bounds, self.scope)
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """Noise on a value to which clipped contributions add up.
+
+    The noise has standard deviation (Gaussian) or scale (Laplace) σ·bound·`spread`; one contribution enters the value
+    with a factor of at most `weight`.
+    """
+
+    clip: Clip
+    noise_multiplier: Schedule  # σ
+    distribution: Literal["gaussian", "laplace"] = "gaussian"
+    spread: float = 1.0
+    weight: float = 1.0
+
+    @property
+    def noisy(self) -> bool:
+        return self.noise_multiplier.start > 0
+
+    # --- what both sides read
+
+    def scale(self, at: Point) -> Scalar:
+        """The standard deviation (Laplace: the scale) of the noise on every coordinate."""
+        return self.noise_multiplier.at(at.round) * self.clip.at(at) * self.spread
+
+    def sensitivity(self, at: Point) -> Scalar:
+        """The largest norm of one contribution in the value that is noised."""
+        return self.weight * self.clip.at(at) * math.sqrt(self.clip.groups(at.setting.layers))
+
+    # --- what runs
+
+    def clip_one(self, value: Tree, at: StageContext) -> Tree:
+        return self.clip.one(value, at)
+
+    def noise(
+        self, like: Tree, at: StageContext, key: jax.Array | None = None, bounds: dict[str, Scalar] | None = None
+    ) -> Tree:
+        """Independent noise in the shape of `like`; with a median clip by the `bounds` that were found for each layer."""
+        from fedveil.random import noise
+
+        key = at.key if key is None else key
+        if not self.clip.median or bounds is None:
+            return noise.draw(self.distribution, key, like, self.scale(at))
+        unit, sigma = noise.draw(self.distribution, key, like, 1.0), self.noise_multiplier.at(at.round) * self.spread
+        return {name: {k: a * sigma * bounds[name] for k, a in layer.items()} for name, layer in unit.items()}
+
+    def add_noise(self, value: Tree, at: StageContext, key: jax.Array | None = None) -> Tree:
+        from fedveil.random import noise
+
+        return noise.add(value, self.noise(value, at, key)) if self.noisy else value
+
+    def apply(self, value: Tree, at: StageContext) -> Tree:
+        """One contribution, clipped and noised."""
+        return self.add_noise(self.clip_one(value, at), at)
+
+    # --- what is accounted
+
+    def multiplier_at(self, setting: Setting, round_: Any, lr: Any = None) -> Any:
+        """z: the noise over the sensitivity in a round, or in each of an array of rounds."""
+        at = AccountPoint(setting, round_, setting.lr_at(round_) if lr is None else lr)
+        return self.scale(at) / self.sensitivity(at)
+
+    def multipliers(self, setting: Setting) -> tuple[float, ...]:
+        """z in every round of the run."""
+        import numpy as np
+
+        rounds = np.arange(setting.rounds)
+        return tuple(float(z) for z in np.broadcast_to(self.multiplier_at(setting, rounds), rounds.shape))
+
+    @property
+    def varies(self) -> bool:
+        """Whether z changes from round to round. A schedule of the clip moves noise and sensitivity alike."""
+        return self.noise_multiplier.varies
+
+    @property
+    def digest(self) -> str:
+        """What names this mechanism in a transcript: all of its fields."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class LayerLaplace(Mechanism):
+    """Laplace noise whose budget ε is divided among the layers: scale Δf/(ε·share), Δf = 2·η·bound (dpfl, Algorithm 2).
+
+    η is that of the first round: with a falling rate the noise would fall below what is accounted. The account is that of
+    even shares; shares that are measured on private data have none.
+    """
+
+    budget: float = 1.0  # ε
+    lr: float = 1.0  # η
+
+    def spread_of(self, at: Point) -> Scalar:
+        """The scale of the noise on a layer that has the whole budget, Δf/ε."""
+        return 2.0 * self.lr * self.clip.at(at) / self.budget
+
+    def scale(self, at: Point) -> Scalar:
+        return self.spread_of(at) * at.setting.layers
+
+    def noise_by_share(self, value: Tree, shares: Tree, at: StageContext) -> Tree:
+        """The value with noise by share; `shares`: for each noised layer its part of ε, or a tree of parts."""
+        from fedveil.random import noise
+
+        unit = noise.laplace(at.key, value, 1.0)
+        noised = dict(value)
+        for layer, share in shares.items():
+            of = share if isinstance(share, dict) else dict.fromkeys(value[layer], share)
+            noised[layer] = {
+                k: a + self.spread_of(at) / of[k] * unit[layer][k] for k, a in value[layer].items()
+            }  # fmt: skip
+        return noised
+
+
+@dataclass(frozen=True)
+class BroadcastNoise(Mechanism):
+    """Noise on the model that clients receive, σ·S/U: it covers what one client moved the model by in the round before.
+
+    A client's `steps` local steps at learning rate η move its model by at most S = η·steps·bound (times `excess`, where a
+    batch can hold more than its nominal size), and the mean of the models by at most `share` of that. The model was made
+    with the learning rate of the round before, so that is the one in S.
+    """
+
+    steps: int = 1
+    receivers: int = 1  # U
+    share: float = 1.0
+    excess: float = 1.0
+
+    def moved(self, at: Point) -> Scalar:
+        """S of the contributions in the model that is sent."""
+        before = at.setting.lr_at(_before(at.round))
+        return before * self.steps * self.clip.at(at)
+
+    def scale(self, at: Point) -> Scalar:
+        return self.noise_multiplier.at(at.round) * self.moved(at) / self.receivers
+
+    def sensitivity(self, at: Point) -> Scalar:
+        return self.share * self.excess * self.moved(at)
+
+
+def _before(round_: Any) -> Any:
+    """The round before; the first round's model holds no contribution, and is treated like the second's."""
+    if isinstance(round_, int):
+        return max(0, round_ - 1)
+    return (round_ - 1).clip(min=0)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A mechanism at its place in the round: the tap that is first behind its noise, and whom it protects."""
+
+    mechanism: Mechanism
+    tap: str
+    unit: Literal["example", "client"]
+    uses: Literal["step", "round"]
+    clip_stage: str
+    stage: str
+    on_each: bool = False  # the noise is on single examples, not on their sum
+    adds_up: bool = False
+    on_sum: bool = False
+    every_round: bool = False
+    reason: str = ""  # why no certificate covers it
+    assumes: tuple[str, ...] = field(default=())
+
+    def multiplier_at(self, setting: Setting, round_: int, lr: float) -> float:
+        return float(self.mechanism.multiplier_at(setting, round_, lr))
+
+    def release(self, setting: Setting) -> Release:
+        """What the ledger is told: z of every round, read off the mechanism."""
+        mechanism = self.mechanism
+        by_round = mechanism.multipliers(setting) if mechanism.varies else ()
+        return Release(
+            tap=self.tap,
+            unit=self.unit,
+            law=mechanism.distribution,
+            multiplier=min(by_round) if by_round else float(mechanism.multiplier_at(setting, 0)),
+            uses=self.uses,
+            stage=self.stage,
+            by_round=by_round,
+            adds_up=self.adds_up,
+            on_sum=self.on_sum,
+            every_round=self.every_round,
+            covered=not self.reason,
+            reason=self.reason,
+            assumes=self.assumes,
+            clip_stage=self.clip_stage,
+            on_each=self.on_each,
+            digest=mechanism.digest,
+        )

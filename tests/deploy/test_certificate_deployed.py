@@ -1,0 +1,208 @@
+"""Cases in which a deployed run or a node once accounted for less than it sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from deploy_memory import SMALL, InMemory, nodes_of
+
+from fedveil.accounting import accountants, ledger, transcript
+from fedveil.accounting.accountants import Round
+from fedveil.config import Config, from_dict, resolve, to_toml
+from fedveil.core.errors import RunError
+from fedveil.deploy import node, status
+from fedveil.deploy.account import NodeLedger, Use, total
+from fedveil.deploy.coordinator import Terms, conduct
+from fedveil.deploy.messages import Parts, Reply, Request
+from fedveil.deploy.wire import pack
+from fedveil.run_account import transcript_of
+from fedveil.runs import RunFolder
+
+
+def config_of(**sections: Any) -> Config:
+    made = {key: {**SMALL[key], **sections.get(key, {})} for key in ("data", "model", "train")}
+    return from_dict({**made, "defense": sections.get("defense", SMALL["defense"])})
+
+
+def alone(**sections: Any) -> Config:
+    """A federation of one node."""
+    sections["data"] = {"clients": 1, **sections.get("data", {})}
+    sections["train"] = {"per_round": 1, **sections.get("train", {})}
+    return resolve(config_of(**sections))
+
+
+def model_of(config: Config) -> Parts:
+    return pack(jax.device_get(node.build_model(config, (8, 8, 1), 10).init(jax.random.key(0))))
+
+
+def ask(home: Path, config: Config, round_: int = 0, run: str = "run") -> tuple[Reply, dict[str, np.ndarray]]:
+    import io
+
+    request = Request(run, round_, 0, to_toml(config), 60, 1.0, 1.0, -1)
+    reply, parts = node.answer(home, request, model_of(config))
+    return reply, {name: np.load(io.BytesIO(data)) for name, data in parts.items()}
+
+
+# --- state does not cross configs
+
+
+def test_what_one_config_kept_before_its_noise_does_not_leave_under_another(tmp_path: Path) -> None:
+    """A memory filled before the noise of Fed-SDP, sent on after that of Fed-CDP with next to no noise."""
+    train = {"local_steps": 1, "batch": 1, "rounds": 3, "batching": "shuffle", "lr": 1.0}
+    keeps = [{"name": "dgc", "stage": "batch", "share": 0.999}, {"name": "fed-sdp", "placement": "client"}]
+    sends = [{"name": "dgc", "stage": "batch", "share": 0.0}, {"name": "fed-cdp", "clip": 1e-9, "noise": 1.0}]
+    model = {"name": "logistic", "hidden": [64, 32]}
+    first = alone(train=train, defense=keeps, model=model)
+    (home,) = nodes_of(first, tmp_path)
+    assert ask(home, first)[0].refused == ""
+    kept = list((home / "memory").rglob("*.npz"))
+    assert len(kept) == 1
+    reply, sent = ask(home, alone(train=train, defense=sends, model=model), round_=1)
+    assert reply.refused == ""
+    largest = max(float(np.abs(a).max()) for a in sent.values())
+    assert largest < 1e-6, f"more than clip and noise was sent: {largest}"
+    assert not kept[0].exists()  # and nothing is left for a third config either
+
+
+# --- filters that read data
+
+
+@pytest.mark.parametrize("reader", [{"name": "lip"}, {"name": "dpfl", "selection": "uniform", "finetune": False}])
+def test_a_node_refuses_noise_that_follows_its_data(tmp_path: Path, reader: dict[str, Any]) -> None:
+    config = alone(defense=[{"name": "fed-cdp"}, reader])
+    (home,) = nodes_of(config, tmp_path)
+    reply, sent = ask(home, config)
+    assert "reads private data" in reply.refused and sent == {} and NodeLedger(home).entries() == []
+
+
+# --- the account of a deployed run
+
+
+def lossy(lost: set[tuple[int, int]]) -> Callable[[Request, Reply, Parts], tuple[Reply, Parts] | None]:
+    return lambda request, reply, parts: None if (request.round, request.client) in lost else (reply, parts)
+
+
+DEPLOYED = [
+    [{"name": "fed-cdp"}],
+    [{"name": "fed-sdp", "placement": "client"}],
+    [{"name": "fed-sdp"}],
+    [{"name": "2dp-fl", "server_noise_mode": "same"}],
+    [{"name": "nbafl"}],
+    [{"name": "dpfl", "allocation": "even", "selection": "uniform", "finetune": False}],
+]
+
+
+@pytest.mark.parametrize("defense", DEPLOYED, ids=lambda d: "-".join(map(str, d[0].values())))
+def test_run_folder_result_and_nodes_agree(tmp_path: Path, defense: list[dict[str, Any]]) -> None:
+    config = config_of(train={"rounds": 2, "lr": 0.1, "lr_end": 0.05}, defense=defense)
+    server_only = defense == [{"name": "fed-sdp"}]
+    homes = nodes_of(config, tmp_path, "[limits]\nunaccounted = true\n" if server_only else "")
+    result = conduct(config, InMemory(homes), RunFolder.create(tmp_path / "run"), Terms())
+    made = transcript_of(tmp_path / "run")
+    assert made.rounds == 2 and (made.lost, made.dropped) == (0, 0)
+    assert [r.as_dict() for r in ledger.rows(made, accountants=("paper", "pld"))] == result["ledger"]
+    # All four nodes took part in both rounds: a node's own account is the transcript's by the rule `realised`.
+    own = replace(made, setting=replace(made.setting, sizes=((60, made.setting.local_steps),), smallest=60))
+    told = {(r["unit"], r["adjacency"]): r["epsilon"] for r in status.of_node(homes[0])["accounts"]}
+    assert {(r.unit, r.adjacency): r.epsilon for r in ledger.realised_rows(own, 1e-5)} == told
+
+
+def test_sizes_losses_and_repeated_rounds_are_in_the_account(tmp_path: Path) -> None:
+    config = config_of(defense=[{"name": "fed-sdp", "placement": "client", "noise": 2.0}])
+    homes = nodes_of(config, tmp_path)
+    folder = RunFolder.create(tmp_path / "run")
+    lost = {(1, client) for client in range(3)}
+    with pytest.raises(RunError, match="quorum"):
+        conduct(config, InMemory(homes, lossy(lost)), folder, Terms())
+    result = conduct(config, InMemory(homes), folder, Terms())
+    made = transcript_of(folder.path)
+    assert result["rounds"] == 3 and result["rounds_asked"] == made.rounds == 4 and made.lost == 3
+    assert [r.as_dict() for r in ledger.rows(made, accountants=("paper", "pld"))] == result["ledger"]
+    assert all("of all who answer together" not in row["reason"] for row in result["ledger"])
+    undisturbed = ledger.certified(transcript.start([], made.setting), "server", "client", 1e-5)
+    assert undisturbed.epsilon is None
+
+
+def test_a_budget_counts_rounds_that_were_asked_for(tmp_path: Path) -> None:
+    defense = [{"name": "fed-sdp", "placement": "client", "noise": 4.0}]
+    plain = config_of(defense=defense, train={"rounds": 6})
+    homes = nodes_of(plain, tmp_path)
+    task_setting = transcript_setting(plain, homes, tmp_path / "probe")
+    three = ledger.certified(task_setting.then(3), "server", "client", 1e-5).epsilon
+    assert three is not None
+    budget = {"epsilon": three * 1.001, "delta": 1e-5, "tap": "server", "unit": "client"}
+    config = config_of(defense=defense, train={"rounds": 6, "budget": budget})
+    folder = RunFolder.create(tmp_path / "run")
+    with pytest.raises(RunError, match="quorum"):
+        conduct(config, InMemory(homes, lossy({(0, c) for c in range(3)})), folder, Terms())
+    result = conduct(config, InMemory(homes), folder, Terms())
+    assert result["rounds_asked"] == 3 and result["rounds"] == 2 and "budget" in result["stopped"]
+    row = ledger.certified(transcript_of(folder.path), "server", "client", 1e-5)
+    assert row.rounds == 3 and row.epsilon <= budget["epsilon"]
+
+
+def transcript_setting(config: Config, homes: list[Path], probe: Path) -> transcript.Transcript:
+    """The header of a run over these nodes."""
+    one = resolve(config).model_copy(update={"train": resolve(config).train.model_copy(update={"rounds": 1})})
+    conduct(one, InMemory(homes), RunFolder.create(probe), Terms())
+    made = transcript_of(probe)
+    return replace(made, groups=())
+
+
+def test_a_deployed_run_from_before_transcripts_is_refused(tmp_path: Path) -> None:
+    config = config_of()
+    homes = nodes_of(config, tmp_path)
+    conduct(config, InMemory(homes), RunFolder.create(tmp_path / "run"), Terms())
+    (tmp_path / "run" / transcript.FILE).unlink()
+    with pytest.raises(RunError, match="was deployed"):
+        transcript_of(tmp_path / "run")
+
+
+# --- one neighbouring relation for all rounds of a node
+
+
+def test_a_mixed_account_is_labelled_by_what_it_composes(tmp_path: Path) -> None:
+    config = alone()
+    (home,) = nodes_of(config, tmp_path)
+    assert ask(home, config)[0].refused == ""
+    assert ask(home, alone(defense=[{"name": "fed-sdp", "placement": "client"}]), run="b")[0].refused == ""
+    rows = {(r["unit"], r["adjacency"]): r["epsilon"] for r in status.of_node(home)["accounts"]}
+    uses = [e.use("example", "replace") for e in NodeLedger(home).entries()]
+    assert all(use is not None and use.replace for use in uses)
+    assert rows["example", "replace"] > rows["example", "zero-out"]
+
+
+def test_an_account_of_the_first_version_is_read(tmp_path: Path) -> None:
+    made = NodeLedger(tmp_path)
+    use = {"z": 2.0, "steps": 2, "rate": 0.1, "hidden": True, "law": "gaussian", "replace": False}
+    line = {"run": "a", "round": 0, "config": "c", "example": use, "client": None, "time": ""}
+    made.path.write_text(json.dumps({"ledger": 1, "entries": 1}) + "\n" + json.dumps(line) + "\n")
+    (entry,) = made.entries()
+    assert entry.use("example", "zero-out") == Use(**use) and entry.use("client", "replace") is None
+    assert total([entry], "example", 1e-5, "replace") > total([entry], "example", 1e-5)
+
+
+# --- budgets against a server that chooses by past answers
+
+
+def test_the_budget_is_kept_by_a_filter(tmp_path: Path) -> None:
+    """What the filter allows costs no more by composition, whatever mixture of rounds is asked for."""
+    from fedveil.accounting.filters import RenyiFilter
+
+    budget = RenyiFilter.for_budget(1.0, 1e-5)
+    rng = np.random.default_rng(0)
+    spent: list[Round] = []
+    for _ in range(200):
+        one = Round(((1.0, float(rng.uniform(4.0, 60.0))),), rate=float(rng.choice([1.0, 0.1])), hidden=True)
+        if budget.allows([*(budget.cost(r) for r in spent), budget.cost(one)]):
+            spent.append(one)
+    assert len(spent) > 3
+    found = accountants.epsilon(tuple((one, 1) for one in spent[:40]), 1e-5, "pld")
+    assert found is not None and found <= 1.0
