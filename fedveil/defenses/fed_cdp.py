@@ -29,9 +29,10 @@ from pydantic import Field
 from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect
-from fedveil.defenses.base import At, Defense, Dial, Refusal
+from fedveil.defenses.base import At, Refusal
+from fedveil.defenses.scheduled import Scheduled
 from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed
-from fedveil.mechanisms.schedule import Schedule, Shape
+from fedveil.mechanisms.schedule import Shape
 
 if TYPE_CHECKING:
     import jax
@@ -42,7 +43,7 @@ SLOTS = 0x736C6F74  # keeps the draws of slots apart from the draw for their sum
 
 
 @dataclass(frozen=True)
-class FedCDP(Defense):
+class FedCDP(Scheduled):
     """Clip every example's gradient, noise at every local step."""
 
     clip: Positive = 4.0  # C
@@ -82,9 +83,10 @@ class FedCDP(Defense):
         return self._with_spread(setting, spread[self.placement])
 
     def _with_spread(self, setting: Setting, spread: float) -> Mechanism:
-        bound = Schedule(self.clip, self.clip_end, self.schedule, setting.rounds)
-        clip = Clip(bound, self.clip_scope, follows_lr=self.clip_mode == "lr", median=self.clip_mode == "median")
-        return Mechanism(clip, Schedule(self.noise, self.noise_end, self.schedule, setting.rounds), spread=spread)
+        clip = Clip(
+            self.bound(setting), self.clip_scope, follows_lr=self.clip_mode == "lr", median=self.clip_mode == "median"
+        )
+        return Mechanism(clip, self.multiplier(setting), spread=spread)
 
     def mechanisms(self, setting: Setting) -> list[Placed]:
         if not self.noise:
@@ -201,22 +203,6 @@ class FedCDP(Defense):
         )
         keeps = "joint differential privacy keeps the unit, one example; it says nothing of a whole client"
         return [sampled, replace(sampled, unit="client", reason=keeps, rule="joint")]
-
-    def dial(self, unit: str) -> Dial:
-        return Dial("noise", self.noise)
-
-    def turned(self, dial: Dial, value: float) -> FedCDP:
-        end = None if self.noise_end is None else self.noise_end * value / (self.noise or 1.0)
-        return replace(self, noise=value, noise_end=end)
-
-    def silenced(self) -> FedCDP:
-        return replace(self, noise=0.0, noise_end=None)
-
-    def clip_bounds(self) -> tuple[float, ...]:
-        return (self.clip,) if self.clip_end is None else (self.clip, self.clip_end)
-
-    def noise_levels(self) -> tuple[float, ...]:
-        return (self.noise,) if self.noise_end is None else (self.noise, self.noise_end)
 
     def refuses_deployment(self) -> Refusal | None:
         if self.placement != "cohort":

@@ -25,16 +25,17 @@ from pydantic import Field
 from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect
-from fedveil.defenses.base import At, Defense, Dial
+from fedveil.defenses.base import At
+from fedveil.defenses.scheduled import Scheduled
 from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed
-from fedveil.mechanisms.schedule import Schedule, Shape
+from fedveil.mechanisms.schedule import Shape
 
 Positive = Annotated[float, Field(gt=0)]
 Tree = Any
 
 
 @dataclass(frozen=True)
-class FedSDP(Defense):
+class FedSDP(Scheduled):
     """Clip each client's update, then noise at the client or at the server."""
 
     clip: Positive = 4.0  # C
@@ -62,8 +63,8 @@ class FedSDP(Defense):
 
     def mechanism(self, setting: Setting) -> Mechanism:
         """Clip C on an update, noise σC on it, or at the server on the weighted sum of a round."""
-        clip = Clip(Schedule(self.clip, self.clip_end, self.schedule, setting.rounds), self.clip_scope)
-        noise = Schedule(self.noise, self.noise_end, self.schedule, setting.rounds)
+        clip = Clip(self.bound(setting), self.clip_scope)
+        noise = self.multiplier(setting)
         if self.placement == "client":
             return Mechanism(clip, noise)
         draws = setting.per_round if self.placement == "server-each" else 1
@@ -99,19 +100,3 @@ class FedSDP(Defense):
             return [sampled]
         closed = "the paper counts leakage at the server as closed; here the server sees clean updates"
         return [sampled, replace(sampled, tap="server", reason=closed, rule="moments")]
-
-    def dial(self, unit: str) -> Dial:
-        return Dial("noise", self.noise)
-
-    def turned(self, dial: Dial, value: float) -> FedSDP:
-        end = None if self.noise_end is None else self.noise_end * value / (self.noise or 1.0)
-        return replace(self, noise=value, noise_end=end)
-
-    def silenced(self) -> FedSDP:
-        return replace(self, noise=0.0, noise_end=None)
-
-    def clip_bounds(self) -> tuple[float, ...]:
-        return (self.clip,) if self.clip_end is None else (self.clip, self.clip_end)
-
-    def noise_levels(self) -> tuple[float, ...]:
-        return (self.noise,) if self.noise_end is None else (self.noise, self.noise_end)
