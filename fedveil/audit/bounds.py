@@ -34,7 +34,7 @@ class Bounds:
     audit: Audit
 
     def rows(self, places: list[tuple[str, str]], methods: list[str], shared: bool) -> list[AuditRow]:
-        """Lower bounds on ε at every place by every method."""
+        """Lower bounds on ε at every tap and unit, by every method."""
         alpha = (
             (1.0 - self.audit.confidence)
             / (2.0 if shared else 1.0)

@@ -230,13 +230,13 @@ class Growth:
 
 
 def measure_examples(path: CanaryPath, release: Release, rounds: Sequence[int], clients: Sequence[int]) -> Measured:
-    """Noise and contributions at the tap `example`: blank records show noise alone, one place of the batch per step."""
+    """Noise and contributions at the tap `example`: blank records show noise alone, one slot of the batch per draw."""
     found = Measured(release, "canary model")
     for number in rounds:
         for client in clients:
             shown, filled = path.examples(number, client, np.zeros((0, path.records)))
-            for place in range(min(filled, STEPS)):
-                found.noise[Draw(path.simulator.seed, number, client, place)] = _place(shown, place)
+            for slot in range(min(filled, STEPS)):
+                found.noise[Draw(path.simulator.seed, number, client, slot)] = _slot(shown, slot)
         first = next((c for c in clients if Draw(path.simulator.seed, number, c, 0) in found.noise), None)
         if first is not None:
             _examples_of(path, number, first, found)
@@ -244,13 +244,13 @@ def measure_examples(path: CanaryPath, release: Release, rounds: Sequence[int], 
 
 
 def _examples_of(path: CanaryPath, number: int, client: int, found: Measured) -> None:
-    """Contributions of canaries in the first place of a client's batch."""
+    """Contributions of canaries in the first slot of a client's batch."""
     without = found.noise[Draw(path.simulator.seed, number, client, 0)]
 
     def at(canary: Canary, norm: float, ratio: float) -> Contribution:
         record = canary.record(path.kinds, path.width, norm)
         shown, _ = path.examples(number, client, record[None])
-        return Contribution(number, canary.name, ratio, subtract(_place(shown, 0), without))
+        return Contribution(number, canary.name, ratio, subtract(_slot(shown, 0), without))
 
     for canary in canaries_for(path.kinds):
         far = at(canary, 1e6, np.nan)
@@ -261,8 +261,8 @@ def _examples_of(path: CanaryPath, number: int, client: int, found: Measured) ->
         found.contributions += [at(canary, norm * bound, norm) for norm in NORMS]
 
 
-def _place(shown: Leaves, place: int) -> Leaves:
-    return {name: a[place] for name, a in shown.items()}
+def _slot(shown: Leaves, slot: int) -> Leaves:
+    return {name: a[slot] for name, a in shown.items()}
 
 
 # --- the user's own model

@@ -37,9 +37,9 @@ _RULE = ServerRule(server_lr=1.0, server_momentum=0.0, keeps_late=False)  # the 
 
 @dataclass(frozen=True)
 class Scene:
-    """What the clients of a round hold: rows of the dataset in the first places of their batches, by client.
+    """What the clients of a round hold: rows of the dataset in the first slots of their batches, by client.
 
-    All other places are blank. `steps`: the steps in which the rows are there (None: all). `made`: after how many steps
+    All other slots are blank. `steps`: the steps in which the rows are there (None: all). `made`: after how many steps
     every client stops (None: all). `fill`: each row of a client is repeated until its batches are full.
     """
 
@@ -57,7 +57,7 @@ class Placed(Simulator):
 
     scene = EMPTY
     forced: plan.Cohort | None = None
-    blank: int | None = None  # the row of a record without gradient; None: blank places are masked out
+    blank: int | None = None  # the row of a record without gradient; None: blank slots are masked out
     in_parts = True
 
     def cohort(self, state: ServerState, number: int) -> plan.Cohort:
@@ -86,7 +86,7 @@ class Placed(Simulator):
             index[:] = self.blank
 
     def _place(self, arrays: list[np.ndarray], client: int, rows: tuple[int, ...]) -> None:
-        """Puts the rows into the first places of each step's batch (of its first part, where it has parts)."""
+        """Puts the rows into the first slots of each step's batch (of its first part, where it has parts)."""
         index, mask = arrays[0][client], arrays[1][client]
         if self.scene.fill:
             rows = tuple(np.resize(rows, min(index.shape[1], int(self.partition.length.max()))))
@@ -134,9 +134,9 @@ class Path:
             return subtract(_leaves(after.params), before)
 
     def examples(self, number: int, client: int, records: np.ndarray) -> tuple[Leaves, int]:
-        """What the tap `example` shows in the first step of a client, [places, ...], and how many places are filled.
+        """What the tap `example` shows in the first step of a client, [slots, ...], and how many slots are filled.
 
-        `records` [n, ...] stand in the first places of the batch; all others are blank. Nothing is shown of batches that
+        `records` [n, ...] stand in the first slots of the batch; all others are blank. Nothing is shown of batches that
         would need a program of another width.
         """
         sim = self.simulator
