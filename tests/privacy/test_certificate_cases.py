@@ -24,6 +24,7 @@ from fedveil.core.errors import RunError
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect, StageContext
 from fedveil.defenses.base import Defense
+from fedveil.defenses.catalog import DEFENSES
 from fedveil.defenses.dgc import DGC
 from fedveil.defenses.dpfl import DPFL
 from fedveil.defenses.fed_cdp import FedCDP
@@ -277,14 +278,14 @@ def _agree(run: Path, rows: list[ledger.Row], cli: Any) -> None:
     assert told == own and own
 
 
-AGREEING = [
-    [{"name": "fed-cdp", "noise": 2.0, "noise_end": 1.0}],
-    [{"name": "fed-sdp", "placement": "client"}],
-    [{"name": "2dp-fl", "server_noise_mode": "same"}],
-    [{"name": "nbafl"}],
-    [{"name": "dpfl", "allocation": "even", "finetune": False}],
-    [{"name": "dgc"}, {"name": "fed-cdp"}],
-]
+KEYS: dict[str, dict[str, Any]] = {
+    "fed-cdp": {"noise": 2.0, "noise_end": 1.0},
+    "fed-sdp": {"placement": "client"},
+    "2dp-fl": {"server_noise_mode": "same"},
+    "dpfl": {"allocation": "even", "finetune": False},
+    "squeeze": {"steps": 1},
+}
+AGREEING = [[{"name": name, **KEYS.get(name, {})}] for name in DEFENSES] + [[{"name": "dgc"}, {"name": "fed-cdp"}]]
 
 
 @pytest.mark.parametrize("defense", AGREEING, ids=lambda d: "+".join(one["name"] for one in d))
@@ -292,7 +293,7 @@ def test_run_result_and_plan_agree(defense: list[dict], tmp_path: Path, fedveil_
     settings = {
         "data": {"name": "digits", "clients": 4, "per_client": 60},
         "model": {"name": "logistic"},
-        "train": {"rounds": 3, "per_round": 2, "local_steps": 1, "batch": 5, "lr_end": 0.01, "lr": 0.1},
+        "train": {"rounds": 2, "per_round": 2, "local_steps": 1, "batch": 5, "lr_end": 0.01, "lr": 0.1},
         "defense": defense,
     }
     result = fedveil.train(settings, out=tmp_path / "run")
