@@ -24,8 +24,13 @@ def transcript_of(path: Path, rounds: int | None = None) -> Transcript:
 
 
 def _shown(run: RunFolder) -> int:
-    """Rounds that any file shows: metrics are written before the checkpoint that holds their round."""
-    return max(len(run.read_metrics()), run.checkpoint_round())
+    """Rounds that any file shows. Metrics are written before the checkpoint that holds their round, so a checkpoint that
+    cannot be read hides none."""
+    shown = len(run.read_metrics())
+    try:
+        return max(shown, run.checkpoint_round())
+    except RunError:
+        return shown
 
 
 def _older(run: RunFolder, rounds: int | None) -> Transcript:

@@ -51,7 +51,7 @@ def test_test_mode_equals_the_simulator(tmp_path: Path) -> None:
     assert difference(tmp_path / "run", train(prepare(config)).params) < 1e-5
     assert result["ledger"] == [] and result["rounds_asked"] == 2
     for home in homes:  # noise that the server knows protects nothing, and the account says so
-        assert [entry.example for entry in NodeLedger(home).entries()] == [None, None]
+        assert [entry.use("example", "zero-out") for entry in NodeLedger(home).entries()] == [None, None]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from fedveil.attacks.inference.shadows import Fleet, Sight, confidences
 from fedveil.config import from_dict
 from fedveil.core import keys
 from fedveil.core.errors import ConfigError
+from fedveil.core.stage import AccountPoint
 from fedveil.rounds import plan
 
 BASE = {
@@ -100,7 +101,8 @@ def test_the_model_that_a_client_receives(fleet):
     released, received = fleet.train().models, fleet.train(Sight("broadcast", VICTIM)).models
     noise = np.concatenate([np.ravel(a - b) for a, b in zip(*map(jax.tree.leaves, (received, released)), strict=True)])
     two_dp, setting = fleet.task.defenses[0], fleet.task.setting
-    assert noise.std() == pytest.approx(two_dp.server_deviation(setting, setting.lr), rel=0.1)
+    deviation = two_dp.at_server(setting).scale(AccountPoint(setting, 0, setting.lr))
+    assert noise.std() == pytest.approx(deviation, rel=0.1)
 
 
 def test_records_that_were_not_given_leave_no_trace(fleet, monkeypatch):
