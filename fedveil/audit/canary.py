@@ -59,7 +59,10 @@ class Canaries(Dense):
         direction = x[:, layers + 1 :]
         seen = x[:, layers, None] * direction
         logits = jnp.zeros((x.shape[0], OUTPUTS), x.dtype)
-        for place, ((name, own), kind) in enumerate(zip(params.items(), self.kinds, strict=True)):
+        for place, kind in enumerate(self.kinds):
+            own = params[
+                name := f"layer{place}"
+            ]  # by name: JAX sorts the keys of a tree, and layer10 comes before layer2
             if kind.name == "conv":  # two positions that see the same
                 out = context.linear(name, own, jnp.stack([seen, seen], axis=1)).mean(axis=1)
             elif kind.name == "norm":
@@ -123,13 +126,14 @@ class Canary:
 
     def record(self, kinds: Sequence[Kind], width: int, norm: float) -> np.ndarray:
         """[M + 1 + width]: its gradient is `norm` long in each of its layers."""
-        made = np.zeros(len(kinds) + 1 + width)
+        along = np.full(width, 1.0 / math.sqrt(width)) if self.direction < 0 else np.eye(width)[self.direction]
+        gains = np.zeros(len(kinds))
         for place in self.layers:
-            size = math.sqrt(self.input_norm**2 + kinds[place].bias)
-            made[place] = norm / (size * _PUSH) if size else 0.0
-        made[len(kinds)] = self.input_norm
-        made[len(kinds) + 1 :] = 1.0 / math.sqrt(width) if self.direction < 0 else np.eye(width)[self.direction]
-        return made
+            # The gradient of a scale is its input times the push, channel by channel: both are along d.
+            spread = np.linalg.norm(along**2) if kinds[place].name == "norm" else 1.0
+            size = math.sqrt((self.input_norm * spread) ** 2 + kinds[place].bias)
+            gains[place] = norm / (size * _PUSH) if size else 0.0
+        return np.concatenate([gains, [self.input_norm], along])
 
 
 def canaries_for(kinds: Sequence[Kind]) -> list[Canary]:

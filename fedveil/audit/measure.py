@@ -277,7 +277,7 @@ def measure_own(path: AnyPath, release: Release, rounds: Sequence[int], clients:
         found.noise |= probe.noise(number, clients, [seed + 7919 * (1 + i) for i in range(len(clients))])
     if release.stage == "upload" and path.task.setting.aggregation == "fedavg":
         return found  # a clipped model: what stands in for a missing one is no model of ours
-    rows = _of_different_labels(path, heaviest)
+    rows = _under_two_labels(path, heaviest)
     for number in rounds:
         for factor in OWN_FACTORS if number == rounds[0] else OWN_FACTORS[1:2]:
             for row in rows:
@@ -286,9 +286,11 @@ def measure_own(path: AnyPath, release: Release, rounds: Sequence[int], clients:
     return found
 
 
-def _of_different_labels(path: AnyPath, client: int) -> list[int]:
-    """Two of a client's records, of different labels where it has such: no model is right on both by confusing them."""
-    rows = path.simulator.partition.client(client)
-    labels = np.asarray(path.simulator.dataset.train.y)[rows]
-    other = rows[labels != labels[0]]
-    return [int(rows[0]), *(int(r) for r in other[:1])]
+def _under_two_labels(path: AnyPath, client: int) -> list[int]:
+    """Two of a client's rows, made one record under two labels: no model can be right on both, so one has a gradient."""
+    sim = path.simulator
+    rows = [int(row) for row in sim.partition.client(client)[:2]]
+    if len(rows) == 2:
+        sim.x = sim.x.at[rows[1]].set(sim.x[rows[0]])
+        sim.y = sim.y.at[rows[1]].set((sim.y[rows[0]] + 1) % sim.dataset.classes)
+    return rows

@@ -113,7 +113,8 @@ class Trial:
     def _along(self, tree: Params) -> Array:
         """The part along the canary's direction, in all layers."""
         total = jnp.zeros((), self.task.dtype)
-        for layer, kind in zip(tree.values(), self.kinds, strict=True):
+        for place, kind in enumerate(self.kinds):
+            layer = tree[f"layer{place}"]
             norm = kind.name == "norm"
             total += layer["scale"][0] if norm else (layer["w"][0, 1] - layer["w"][0, 0]) / math.sqrt(2.0)
         return total

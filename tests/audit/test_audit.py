@@ -13,13 +13,17 @@ from fedveil import audit, kept
 from fedveil.accounting import statistics
 from fedveil.audit import certificate as certificates
 from fedveil.audit import measure
+from fedveil.audit.canary import canaries_for, canary_model
 from fedveil.audit.certificate import Attacked
 from fedveil.audit.checks import declared_z, scale
 from fedveil.audit.path import canary_path
 from fedveil.core.errors import ConfigError, RunError
 from fedveil.core.events import Release
 from fedveil.defenses.fed_sdp import FedSDP
+from fedveil.models.layers import Conv, Dense, Flatten, GroupNorm
+from fedveil.models.net import Net
 from fedveil.random import noise
+from fedveil.rounds.client import cross_entropy
 
 SIZES = {"data": {"clients": 20, "partition": "dirichlet", "alpha": 0.5}}
 FLAT = [{"name": "fed-sdp", "clip_scope": "flat"}]
@@ -70,6 +74,22 @@ def test_canaries_reach_the_declared_sensitivity(defense):
     norms = {c.norm for c in found.contributions}
     assert norms == {1.01, 2.0, 10.0, 100.0}
     assert {c.canary for c in found.contributions} >= {"all layers", "biases and shifts", "weights and scales"}
+
+
+def test_a_canary_has_the_gradient_that_was_asked_for_in_each_of_many_layers():
+    layers = [Conv(f"conv{i}", 2, 1, bias=i % 2 == 0) for i in range(6)]
+    deep = Net((*layers, *(GroupNorm(f"norm{i}", 1) for i in range(5)), Flatten(), Dense("dense", 10)), (8, 8, 1))
+    model, kinds = canary_model(deep, 12, 4)
+    assert [k.name for k in kinds] == ["conv"] * 6 + ["norm"] * 5 + ["dense"]
+    params = jax.tree.map(jnp.ones_like, model.init(jax.random.key(0)))
+
+    def loss(params, x):
+        return cross_entropy(model.apply(params, x[None]), jnp.zeros(1, int)).sum()
+
+    for canary in canaries_for(kinds):
+        found = jax.grad(loss)(params, jnp.asarray(canary.record(kinds, 4, 3.0), jnp.float32))
+        norms = [math.sqrt(sum(float((a**2).sum()) for a in found[f"layer{i}"].values())) for i in range(12)]
+        assert norms == pytest.approx([3.0 if i in canary.layers else 0.0 for i in range(12)], rel=1e-5), canary.name
 
 
 def test_every_example_shown_carries_its_noise():
