@@ -249,6 +249,7 @@ def test_killed_and_resumed_a_secret_run_ends_as_if_undisturbed(tmp_path):
     assert not same(resumed.params, train(prepare(load(None, OPTIONS[1::2]))).params)
 
 
+@pytest.mark.slow
 def test_an_attack_on_a_run_sees_what_the_run_sent(run, tmp_path, fedveil_cli):
     """A noise that the attack drew for itself would give another distance."""
     (run / "secret.key").write_text(SECRET.secret.hex())
@@ -262,6 +263,7 @@ def test_an_attack_on_a_run_sees_what_the_run_sent(run, tmp_path, fedveil_cli):
     assert one["distance"] != other["distance"]
 
 
+@pytest.mark.slow
 def test_attacks_in_one_folder_are_on_the_same_draws(true_secrets, tmp_path, fedveil_cli):
     options = [*OPTIONS, "-s", "defense.name=fed-cdp", "-s", "attack.images=2", "-s", "attack.iterations=3"]
     first, again, apart = (

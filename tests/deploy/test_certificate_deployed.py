@@ -95,11 +95,13 @@ DEPLOYED = [
     [{"name": "fed-sdp"}],
     [{"name": "2dp-fl", "server_noise_mode": "same"}],
     [{"name": "nbafl"}],
-    [{"name": "dpfl", "allocation": "even", "selection": "uniform", "finetune": False}],
+    pytest.param(
+        [{"name": "dpfl", "allocation": "even", "selection": "uniform", "finetune": False}], marks=pytest.mark.slow
+    ),
 ]
 
 
-@pytest.mark.parametrize("defense", DEPLOYED, ids=lambda d: "-".join(map(str, d[0].values())))
+@pytest.mark.parametrize("defense", DEPLOYED)
 def test_run_folder_result_and_nodes_agree(tmp_path: Path, defense: list[dict[str, Any]]) -> None:
     config = config_of(train={"rounds": 2, "lr": 0.1, "lr_end": 0.05}, defense=defense)
     server_only = defense == [{"name": "fed-sdp"}]

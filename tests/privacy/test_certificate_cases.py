@@ -285,10 +285,13 @@ KEYS: dict[str, dict[str, Any]] = {
     "dpfl": {"allocation": "even", "finetune": False},
     "squeeze": {"steps": 1},
 }
-AGREEING = [[{"name": name, **KEYS.get(name, {})}] for name in DEFENSES] + [[{"name": "dgc"}, {"name": "fed-cdp"}]]
+AGREEING = [
+    pytest.param([{"name": name, **KEYS.get(name, {})}], marks=() if kind.private else pytest.mark.slow)
+    for name, kind in DEFENSES.items()
+] + [[{"name": "dgc"}, {"name": "fed-cdp"}]]
 
 
-@pytest.mark.parametrize("defense", AGREEING, ids=lambda d: "+".join(one["name"] for one in d))
+@pytest.mark.parametrize("defense", AGREEING)
 def test_run_result_and_plan_agree(defense: list[dict], tmp_path: Path, fedveil_cli: Any) -> None:
     settings = {
         "data": {"name": "digits", "clients": 4, "per_client": 60},
