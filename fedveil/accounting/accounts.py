@@ -27,7 +27,7 @@ from fedveil.core.taps import ADJACENCIES, CHAIN
 
 ACCOUNTANTS = ("pld", "rdp")
 SIZE_GROUPS = 4  # clients of like size share an account
-NOISE_LEVELS = 12  # so many values of z are told apart where it changes from round to round
+NOISE_LEVELS = 12  # values of z that are told apart where it changes from round to round
 
 Levels = Sequence[tuple[float, int]]  # (z, rounds)
 
@@ -202,7 +202,7 @@ def few_levels(levels: Levels, most: int = NOISE_LEVELS) -> list[tuple[float, in
 
 @dataclass(frozen=True)
 class Participations:
-    """How often clients with a copy take part in a round: a mixture `counts`, so many independent `times`; and `fails`, the
+    """How often clients with a copy take part in a round: a mixture `counts`, drawn `times` times; and `fails`, the
     probability of what is left out of it."""
 
     counts: Mixture
@@ -211,7 +211,7 @@ class Participations:
 
 
 def participations(setting: Setting, copies: int, every_round: bool, together: bool) -> Participations:
-    """The law of participations; `together`: they meet in one sum, so that only their number in a round matters."""
+    """The distribution of participations; `together`: they meet in one sum, so that only their number in a round matters."""
     if every_round:
         return Participations(((1.0, float(copies)),))
     coins, rate = copies, setting.per_round / setting.clients
@@ -362,5 +362,5 @@ def _assumes_sum(shares: bool, setting: Setting) -> tuple[str, ...]:
         return ()
     made = ["only sums over a round's clients are seen (secure aggregation, or the model alone)", "no client colludes"]
     if setting.sampling == "poisson" or setting.dropout:
-        made.append("the noise of those who answer counts, by the law of their number")
+        made.append("the noise of those who answer counts, by the distribution of their number")
     return tuple(made)

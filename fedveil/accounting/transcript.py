@@ -76,7 +76,7 @@ class Transcript:
         return sorted(counts.items())
 
     def then(self, rounds: int) -> Transcript:
-        """With so many further rounds as planned: those after the rounds made so far."""
+        """With the next `rounds` rounds of the plan."""
         done = self.rounds
         return replace(self, groups=_joined(self.groups, _plan(self.releases, done, done + rounds)))
 
