@@ -211,7 +211,7 @@ class Participations:
 
 
 def participations(setting: Setting, copies: int, every_round: bool, together: bool) -> Participations:
-    """The distribution of participations; `together`: they meet in one sum, so that only their number in a round matters."""
+    """The distribution of participations; `together`: they meet in one sum, where only their number matters."""
     if every_round:
         return Participations(((1.0, float(copies)),))
     coins, rate = copies, setting.per_round / setting.clients
