@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from mutations import MLP, federation, noise_halved
 
-from fedveil import audit, kept
+from fedveil import audit
 from fedveil.accounting import statistics
 from fedveil.audit import certificate as certificates
 from fedveil.audit import measure
@@ -35,15 +35,6 @@ def mechanism(defense, train=None, **sections):
 
 def sdp(**train):
     return mechanism(FLAT, {"weights": "size", **train}, **SIZES)
-
-
-@pytest.fixture
-def patch(monkeypatch):
-    monkeypatch.setattr(kept, "_store", None)
-    jax.clear_caches()
-    yield monkeypatch
-    monkeypatch.undo()
-    jax.clear_caches()
 
 
 def silent(patch):

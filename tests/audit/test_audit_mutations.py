@@ -4,11 +4,10 @@ A mechanism is broken by replacing the project's own functions for the length of
 after, and no program is kept on disk, so that no test runs what another has compiled.
 """
 
-import jax
 import pytest
 from mutations import MUTATIONS, SOUND, federation, small
 
-from fedveil import audit, kept
+from fedveil import audit
 from fedveil.audit import measure
 from fedveil.audit.noise_tests import findings
 from fedveil.audit.path import NodePath, canary_path, own_path
@@ -29,15 +28,6 @@ QUICK = {
     "noise halved": ("canary", "scale", "noise over contribution is"),
     "learning rate of the next round": ("canary", "scale", "noise over contribution is"),
 }
-
-
-@pytest.fixture
-def patch(monkeypatch):
-    monkeypatch.setattr(kept, "_store", None)
-    jax.clear_caches()
-    yield monkeypatch
-    monkeypatch.undo()
-    jax.clear_caches()
 
 
 def rows_on(made, where, most_rounds=2):
