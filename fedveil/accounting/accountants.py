@@ -88,12 +88,10 @@ _MODULES = {
     **dict.fromkeys(("gdp_mu", "trade_off"), "curves"),
     "tuned_epsilon": "tuning",
 }
-_RENAMED = {"_swapped": "swapped", "_gaussian_sum": "gaussian_sum", "_two_mixtures": "two_mixtures"}
 
 
 def __getattr__(name: str) -> object:
     """Names of modules that are imported on first use."""
-    name = _RENAMED.get(name, name)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__} has no attribute {name}")
     return getattr(import_module(f"fedveil.accounting.{_MODULES[name]}"), name)

@@ -247,9 +247,7 @@ def test_the_other_rules_are_in_their_known_order():
 @pytest.mark.parametrize("swap", [False, True])
 def test_distributions_equal_the_librarys(z, rate, swap):
     grid = 2e-3
-    ours = (
-        accountants._swapped(z, rate, grid) if swap else accountants._gaussian_sum(z, ((1 - rate, 0), (rate, 1)), grid)
-    )
+    ours = accountants.swapped(z, rate, grid) if swap else accountants.gaussian_sum(z, ((1 - rate, 0), (rate, 1)), grid)
     relation = dp.NeighboringRelation.REPLACE_ONE if swap else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     theirs = plds.from_gaussian_mechanism(
         z, sampling_prob=rate, value_discretization_interval=grid, neighboring_relation=relation
@@ -262,7 +260,7 @@ def test_distributions_equal_the_librarys(z, rate, swap):
 
 def test_several_copies_in_one_sum_equal_the_librarys_mixture():
     inside = tuple((p, int(j)) for p, j in accountants.binomial(3, 0.1))
-    ours = accountants._gaussian_sum(4.0, inside, 5e-3)
+    ours = accountants.gaussian_sum(4.0, inside, 5e-3)
     theirs = plds.from_mixture_gaussian_mechanism(
         standard_deviation=4.0,
         sensitivities=[j for _, j in inside],
