@@ -7,6 +7,7 @@ the data that was measured. A test fails where a page in the repository differs 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import UnionType
@@ -25,6 +26,7 @@ from fedveil.defenses.catalog import keys as defense_keys
 from fedveil.models.catalog import MODELS
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))  # `benchmarks` is in the checkout and not installed
 MADE = "<!-- Made by docs/generate.py: change the tables in fedveil/, not this page. -->"
 
 CONFIG_HEAD = """\
@@ -197,7 +199,7 @@ def reproduction_pictures() -> dict[str, str]:
 
 def performance_page() -> str:
     """All benches, from the rows in data/bench-*.jsonl."""
-    from fedveil.bench.page import page, read
+    from benchmarks.page import page, read
 
     folder = HERE / "data" / "summaries"
     found = {file.stem.removeprefix("performance-"): file for file in folder.glob("performance-*.txt")}
@@ -207,7 +209,7 @@ def performance_page() -> str:
 
 def performance_pictures() -> dict[str, str]:
     """The charts of that page, by name in pictures/."""
-    from fedveil.bench.page import pictures, read
+    from benchmarks.page import pictures, read
 
     return pictures(read(HERE / "data"))
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from fedveil.bench.peers import flower_round, opacus, torch_nets
+from benchmarks.peers import flower_round, opacus, torch_nets
 
 
 def test_round_bench_in_small(monkeypatch):
-    from fedveil.bench import round as bench
+    from benchmarks import round as bench
 
     lines = []
     monkeypatch.setattr(bench, "DEEP", {})
@@ -29,7 +29,7 @@ def test_opacus_is_given_the_same_network():
     pytest.importorskip("opacus", reason="opacus is not installed (extra [bench])")
     import jax
 
-    from fedveil.bench import round as bench
+    from benchmarks import round as bench
     from fedveil.models.build import build
 
     for case in (bench.CASES | bench.DEEP).values():
@@ -67,7 +67,7 @@ def test_steps_of_pytorch_clip_and_follow_the_gradient():
     import jax.numpy as jnp
     import numpy as np
 
-    from fedveil.bench.peers import torch_round
+    from benchmarks.peers import torch_round
     from fedveil.mechanisms.clip import clip_examples
     from fedveil.models.build import Choices, build
     from fedveil.rounds.client import cross_entropy
@@ -99,7 +99,7 @@ def test_steps_of_pytorch_clip_and_follow_the_gradient():
 
 def test_bench_prints_json_and_refuses_unknown_suites(monkeypatch, tmp_path, fedveil_cli):
     rows = [{"name": "round/x", "ratio": 1.1, "low": 1.0, "high": 1.2, "ours": 1e-3, "theirs": 1e-3, "device": "cpu"}]
-    monkeypatch.setattr("fedveil.bench.round.run", lambda **_: rows)
+    monkeypatch.setattr("benchmarks.round.run", lambda **_: rows)
     assert json.loads(fedveil_cli("bench", "round", "--json", cwd=tmp_path).out) == rows
     assert "round/x" in fedveil_cli("bench", cwd=tmp_path).out
     answer = fedveil_cli("bench", "ruond", cwd=tmp_path)
@@ -113,7 +113,7 @@ def test_a_bench_that_is_stopped_leaves_the_rows_it_has(monkeypatch, tmp_path, f
         yield found
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedveil.bench.round.run", rows)
+    monkeypatch.setattr("benchmarks.round.run", rows)
     assert fedveil_cli("bench", "--out", "rows.jsonl", cwd=tmp_path).code == 130
     assert [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == [found]
 

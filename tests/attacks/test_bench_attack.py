@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from benchmarks import attack as bench
+from benchmarks.peers import breaching_attack, torch_attack
 from fedveil.attacks.catalog import settings
 from fedveil.attacks.reconstruct import inits
 from fedveil.attacks.reconstruct.run import reconstruct
-from fedveil.bench import attack as bench
-from fedveil.bench.peers import breaching_attack, torch_attack
 
 SMALL = bench.Case((12, 12, 3), 5, 2)
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from benchmarks import attack as bench
+from benchmarks.peers import breaching_attack
 from fedveil.attacks.catalog import settings
-from fedveil.bench import attack as bench
-from fedveil.bench.peers import breaching_attack
 
 SMALL = bench.Case((16, 16, 3), 5, 150)
 QUALITY = {f"{what}_{side}" for what in ("mse", "ssim", "evaluations") for side in ("ours", "theirs")}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedveil.bench import growth as bench
+from benchmarks import growth as bench
 from fedveil.models.build import Choices, build
 
 

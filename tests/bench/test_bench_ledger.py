@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from benchmarks import ledger as bench
 from fedveil.accounting import accountants, published
-from fedveil.bench import ledger as bench
 
 
 def test_both_sides_find_the_same_epsilon():

@@ -4,7 +4,7 @@ import importlib.util
 import json
 from pathlib import Path
 
-from fedveil.bench import page
+from benchmarks import page
 from fedveil.cli.bench import MORE, SUITES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -63,7 +63,7 @@ def test_page_and_command_know_the_same_suites():
 
 
 def test_rows_are_written_a_line_each(monkeypatch, tmp_path, fedveil_cli):
-    monkeypatch.setattr("fedveil.bench.growth.run", lambda **_: rows()[2:3])
+    monkeypatch.setattr("benchmarks.growth.run", lambda **_: rows()[2:3])
     answer = fedveil_cli("bench", "growth", "--out", tmp_path / "bench-x.jsonl", "--json", cwd=tmp_path)
     assert json.loads(answer.out) == rows()[2:3] == page.read(tmp_path)
     lost = fedveil_cli("bench", "growth", "--out", tmp_path / "nowhere" / "x", cwd=tmp_path)

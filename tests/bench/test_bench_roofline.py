@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedveil.bench import roofline as bench
-from fedveil.bench import round as rounds
+from benchmarks import roofline as bench
+from benchmarks import round as rounds
 from fedveil.models import flops
 from fedveil.models.build import build
 

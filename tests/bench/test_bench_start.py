@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.bench import start as bench
+from benchmarks import start as bench
 from fedveil.core.errors import RunError
 
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedveil
+from benchmarks import round as bench
 from fedveil.assemble import prepare
-from fedveil.bench import round as bench
 from fedveil.config import from_dict
 from fedveil.core.keys import Draws
 from fedveil.data.partition import Partition

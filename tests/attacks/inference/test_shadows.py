@@ -144,7 +144,7 @@ def test_a_victim_that_never_takes_part_is_refused():
 
 
 def test_the_bench_compares_a_batch_with_one_alone(monkeypatch):
-    from fedveil.bench import shadows as bench
+    from benchmarks import shadows as bench
 
     for name, value in {"MODELS": ("logistic",), "SIZE": 20, "BATCH": 10, "CLIENTS": 2}.items():
         monkeypatch.setattr(bench, name, value)

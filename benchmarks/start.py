@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedveil.bench.ledger import processor
-from fedveil.bench.rows import row
+from benchmarks.ledger import processor
+from benchmarks.rows import row
 from fedveil.compiled import SETTING
 from fedveil.core.errors import RunError
 

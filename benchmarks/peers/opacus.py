@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedveil.bench.peers.torch_nets import sequential
-from fedveil.bench.peers.torch_round import tensors
+from benchmarks.peers.torch_nets import sequential
+from benchmarks.peers.torch_round import tensors
 from fedveil.models.net import Net
 
 

@@ -28,13 +28,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.peers import breaching_attack, torch_attack
+from benchmarks.rows import row
 from fedveil.attacks.catalog import Settings, settings
 from fedveil.attacks.observe import Observation
 from fedveil.attacks.reconstruct import inits
 from fedveil.attacks.reconstruct.run import Reconstruction, reconstruct
 from fedveil.attacks.score import ssim
-from fedveil.bench.peers import breaching_attack, torch_attack
-from fedveil.bench.rows import row
 from fedveil.models.build import Choices, build
 from fedveil.models.layers import Array, Params, Shape
 from fedveil.models.net import Net

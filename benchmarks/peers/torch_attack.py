@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.bench.peers import torch_nets
+from benchmarks.peers import torch_nets
 from fedveil.models.layers import Conv, Dense, Params, Shape
 from fedveil.models.net import Net
 

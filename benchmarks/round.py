@@ -27,10 +27,10 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from benchmarks.peers import flower_round, opacus, torch_round
+from benchmarks.peers.torch_nets import sequential
+from benchmarks.rows import row
 from fedveil import api
-from fedveil.bench.peers import flower_round, opacus, torch_round
-from fedveil.bench.peers.torch_nets import sequential
-from fedveil.bench.rows import row
 from fedveil.data.arrays import from_arrays
 from fedveil.data.dataset import Dataset
 from fedveil.models.build import build

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from benchmarks.rows import row
 from fedveil import api
 from fedveil.assemble import Federation
 from fedveil.attacks.inference.shadows import Fleet
-from fedveil.bench.rows import row
 from fedveil.core.keys import Draws
 from fedveil.data.arrays import from_arrays
 

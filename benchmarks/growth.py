@@ -24,10 +24,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from benchmarks import attack
+from benchmarks import round as rounds
+from benchmarks.rows import row
 from fedveil.attacks.catalog import settings
-from fedveil.bench import attack
-from fedveil.bench import round as rounds
-from fedveil.bench.rows import row
 from fedveil.data.arrays import from_arrays
 from fedveil.data.dataset import Dataset
 

@@ -122,7 +122,7 @@ def in_simulation(
 
 
 def _first(net: Net) -> list[np.ndarray]:
-    from fedveil.bench.peers.torch_nets import sequential
+    from benchmarks.peers.torch_nets import sequential
 
     return [p.detach().numpy() for p in sequential(net).parameters()]
 
@@ -133,7 +133,7 @@ def _trained(
     """A client's parameters after its local steps, in the process of an actor."""
     import torch
 
-    from fedveil.bench.peers import opacus
+    from benchmarks.peers import opacus
 
     torch.set_num_threads(1)
     make = opacus.private_steps(net, x, y, batch, device="cpu", **how)

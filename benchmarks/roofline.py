@@ -29,9 +29,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import round as rounds
+from benchmarks.rows import row
 from fedveil import api
-from fedveil.bench import round as rounds
-from fedveil.bench.rows import row
 from fedveil.core import keys
 from fedveil.models import flops
 from fedveil.models.layers import Array

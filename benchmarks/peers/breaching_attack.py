@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.bench.peers import torch_attack
+from benchmarks.peers import torch_attack
 from fedveil.models.layers import Params, Shape
 from fedveil.models.net import Net
 

@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from benchmarks.rows import row
 from fedveil.accounting import accountants, published
 from fedveil.accounting.accountants import Round
-from fedveil.bench.rows import row
 
 SIGMA, DELTA = 6.0, 1e-5
 SAME = 0.01  # the part of ε by which two sides may differ and still have done the same work
