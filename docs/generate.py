@@ -36,9 +36,10 @@ or model than the chosen one. A key without a default here gets one from the dat
 says, or stays unset; `config.toml` in the run folder says what was taken."""
 
 PERFORMANCE_HEAD = """\
-Ratios measured side by side in one run: both sides take turns in one process, and each turn gives a ratio. Tables show the
-median of the turns with the quartiles in brackets, and the median of each side, in seconds or per second. What was not run
-says so. Rows are in `data/bench-*.jsonl`, made by `fedveil bench SUITE --out FILE`."""
+Ratios measured side by side: both sides take turns in one process, and each turn gives a ratio. Tables show the median of
+the turns with the quartiles in brackets, and the median of each side, in seconds or per second. A suite that was not run
+says so. Rows are in `data/bench-*.jsonl`, made by `fedveil bench SUITE --out FILE`. The suites are in
+`benchmarks/`, which is part of the source checkout and not of the wheel."""
 
 NAMES_HEAD = "What configs take where they take a name. `fedveil list KIND` prints the same tables."
 
@@ -198,7 +199,7 @@ def reproduction_pictures() -> dict[str, str]:
 
 
 def performance_page() -> str:
-    """All benches, from the rows in data/bench-*.jsonl."""
+    """All benchmarks, from the rows in data/bench-*.jsonl."""
     from benchmarks.page import page, read
 
     folder = HERE / "data" / "summaries"

@@ -1,1 +1,1 @@
-"""Other projects, set to the same work; each needs the extra `[bench]`."""
+"""Other projects on the same work as ours. Each needs the extra `[bench]`."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 
+from benchmarks.peers.private_step import PrivateStep
 from benchmarks.peers.torch_nets import sequential
 from benchmarks.peers.torch_round import tensors
 from fedveil.models.net import Net
 
 
 def missing() -> str:
-    """What is not installed, or the empty string."""
+    """The name of the first package that is not installed, or the empty string."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -25,37 +25,38 @@ def missing() -> str:
     return ""
 
 
-def private_steps(
-    net: Net, x: np.ndarray, y: np.ndarray, batch: int, clip: float, noise: float, lr: float, device: str = "cpu"
-) -> Callable[[int], float]:
-    """A function that makes so many private steps and says how many seconds they took; its `model` is what it trains.
+class OpacusSteps:
+    """Private steps of one client by Opacus, which train `model`."""
 
-    x: [count, ...] as we hold it.
-    """
-    import torch
-    from opacus import GradSampleModule
-    from opacus.optimizers import DPPerLayerOptimizer
+    def __init__(self, net: Net, x: np.ndarray, y: np.ndarray, step: PrivateStep, device: str = "cpu") -> None:
+        """x: [count, ...shape] as our models take it."""
+        import torch
+        from opacus import GradSampleModule
+        from opacus.optimizers import DPPerLayerOptimizer
 
-    inputs, labels = tensors(torch, x, y, device)
-    model = GradSampleModule(sequential(net).to(device))
-    plain = torch.optim.SGD(model.parameters(), lr=lr)
-    bounds = [clip] * sum(1 for _ in model.parameters())
-    optimizer = DPPerLayerOptimizer(plain, noise_multiplier=noise, max_grad_norm=bounds, expected_batch_size=batch)
-    loss_of = torch.nn.CrossEntropyLoss()
-    starts = range(0, len(y) - batch + 1, batch)
+        self.torch, self.batch, self.device = torch, step.batch, device
+        self.inputs, self.labels = tensors(torch, x, y, device)
+        self.model = GradSampleModule(sequential(net).to(device))
+        self.loss = torch.nn.CrossEntropyLoss()
+        self.optimizer = DPPerLayerOptimizer(
+            torch.optim.SGD(self.model.parameters(), lr=step.lr),
+            noise_multiplier=step.noise,
+            max_grad_norm=[step.clip] * sum(1 for _ in self.model.parameters()),
+            expected_batch_size=step.batch,
+        )
 
-    def steps(count: int) -> float:
+    def __call__(self, count: int) -> float:
+        """Makes `count` steps and returns the seconds they took."""
+        starts = range(0, len(self.labels) - self.batch + 1, self.batch)
         started = time.perf_counter()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of hooks on inputs that need no gradient
+            warnings.simplefilter("ignore")  # torch warns of hooks on inputs that need no gradient
             for number in range(count):
                 at = starts[number % len(starts)]
-                optimizer.zero_grad()
-                loss_of(model(inputs[at : at + batch]), labels[at : at + batch]).backward()
-                optimizer.step()
-        if device == "cuda":
-            torch.cuda.synchronize()
+                self.optimizer.zero_grad()
+                logits = self.model(self.inputs[at : at + self.batch])
+                self.loss(logits, self.labels[at : at + self.batch]).backward()
+                self.optimizer.step()
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()
         return time.perf_counter() - started
-
-    steps.model = model  # type: ignore[attr-defined]
-    return steps
