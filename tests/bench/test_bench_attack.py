@@ -15,11 +15,20 @@ from fedveil.attacks.reconstruct.run import reconstruct
 SMALL = bench.Case((12, 12, 3), 5, 2)
 
 
+def victims(images):
+    """Victims without a network, for tests in which no attack runs."""
+    seen = SimpleNamespace(ids=np.arange(images))
+    return bench.Work(None, None, np.zeros((images, *SMALL.shape)), np.zeros(images, int), seen)
+
+
 @pytest.fixture
-def without_torch(monkeypatch):
-    """The benchmark runs as if torch were installed; tests replace what would use it."""
+def without_attacks(monkeypatch):
+    """The benchmark runs as if torch were installed, on victims without a network. Tests replace both sides' attacks."""
     monkeypatch.setattr(torch_attack, "missing", lambda: "")
     monkeypatch.setattr(torch_attack, "threads_kept", nullcontext)
+    monkeypatch.setattr(bench, "victims", lambda case, images, draw: victims(images))
+    monkeypatch.setattr(bench, "_only", lambda work, number: victims(1))
+    monkeypatch.setattr(bench, "_starts", lambda work, chosen: work.x)
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch):
@@ -28,7 +37,7 @@ def test_without_torch_it_says_what_to_install(monkeypatch):
     assert list(bench.run(progress=lines.append)) == [] and "pip install 'fedveil[bench]'" in lines[0]
 
 
-def test_rows_compare_seconds_per_image(monkeypatch, without_torch):
+def test_rows_compare_seconds_per_image(monkeypatch, without_attacks):
     """Ours takes 4 s for 4 images. The other side takes 1, 2 and 3 s for the 3 images that it attacks."""
     attacked, lines = [], []
     monkeypatch.setattr(bench, "CASES", {"small": SMALL})
@@ -42,7 +51,7 @@ def test_rows_compare_seconds_per_image(monkeypatch, without_torch):
     assert attacked == [0, 1, 2] * 4  # the first turn warms up
 
 
-def test_rows_of_breaching_time_whole_calls_without_compilation(monkeypatch, clock, without_torch):
+def test_rows_of_breaching_time_whole_calls_without_compilation(monkeypatch, clock, without_attacks):
     """Ours takes 1 s per image and half a second to compile; the other side takes 2, 3 and 4 s."""
 
     def ours(observation, chosen):

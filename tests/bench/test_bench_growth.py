@@ -1,5 +1,7 @@
 """The exponent is that of the power law that made the points; one size is varied at a time."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -62,6 +64,7 @@ def test_a_row_varies_one_setting_of_the_round(monkeypatch, axis, key, name):
 
 def test_attacks_are_timed_as_a_whole_batch(monkeypatch):
     """`as_a_batch` gives seconds per image; the row has the seconds of all images."""
+    monkeypatch.setattr(bench.attack, "victims", lambda case, images, draw: SimpleNamespace(x=np.zeros(images)))
     monkeypatch.setattr(bench.attack, "as_a_batch", lambda work, chosen: lambda: 0.1 * len(work.x))
     (row,) = bench.run(repeats=3, axes={}, images=(1, 2, 4))
     assert row["name"] == "growth/attack/images" and row["exponent"] == pytest.approx(2.0)
