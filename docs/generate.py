@@ -7,6 +7,7 @@ the data that was measured. A test fails where a page in the repository differs 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import UnionType
@@ -25,6 +26,7 @@ from fedveil.defenses.catalog import keys as defense_keys
 from fedveil.models.catalog import MODELS
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))  # `benchmarks` is in the checkout and not installed
 MADE = "<!-- Made by docs/generate.py: change the tables in fedveil/, not this page. -->"
 
 CONFIG_HEAD = """\
@@ -34,9 +36,10 @@ or model than the chosen one. A key without a default here gets one from the dat
 says, or stays unset; `config.toml` in the run folder says what was taken."""
 
 PERFORMANCE_HEAD = """\
-Ratios measured side by side in one run: both sides take turns in one process, and each turn gives a ratio. Tables show the
-median of the turns with the quartiles in brackets, and the median of each side, in seconds or per second. What was not run
-says so. Rows are in `data/bench-*.jsonl`, made by `fedveil bench SUITE --out FILE`."""
+Ratios measured side by side: both sides take turns in one process, and each turn gives a ratio. Tables show the median of
+the turns with the quartiles in brackets, and the median of each side, in seconds or per second. A suite that was not run
+says so. Rows are in `data/bench-*.jsonl`, made by `fedveil bench SUITE --out FILE`. The suites are in
+`benchmarks/`, which is part of the source checkout and not of the wheel."""
 
 NAMES_HEAD = "What configs take where they take a name. `fedveil list KIND` prints the same tables."
 
@@ -196,8 +199,8 @@ def reproduction_pictures() -> dict[str, str]:
 
 
 def performance_page() -> str:
-    """All benches, from the rows in data/bench-*.jsonl."""
-    from fedveil.bench.page import page, read
+    """All benchmarks, from the rows in data/bench-*.jsonl."""
+    from benchmarks.page import page, read
 
     folder = HERE / "data" / "summaries"
     found = {file.stem.removeprefix("performance-"): file for file in folder.glob("performance-*.txt")}
@@ -207,7 +210,7 @@ def performance_page() -> str:
 
 def performance_pictures() -> dict[str, str]:
     """The charts of that page, by name in pictures/."""
-    from fedveil.bench.page import pictures, read
+    from benchmarks.page import pictures, read
 
     return pictures(read(HERE / "data"))
 

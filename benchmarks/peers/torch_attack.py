@@ -1,4 +1,4 @@
-"""Gradient matching as it is publicly done: torch's L-BFGS with its defaults, one image after another."""
+"""Gradient matching as public code does it: torch's L-BFGS with its defaults, one image after another."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.bench.peers import torch_nets
+from benchmarks.peers import torch_nets
 from fedveil.models.layers import Conv, Dense, Params, Shape
 from fedveil.models.net import Net
 
 
 def missing() -> str:
-    """What is not installed, or the empty string."""
+    """The name of the first package that is not installed, or the empty string."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
@@ -26,10 +26,11 @@ def missing() -> str:
 def attacks(
     net: Net, params: Params, x: np.ndarray, y: np.ndarray, starts: np.ndarray, iterations: int, device: str = "cpu"
 ) -> Callable[[int], float]:
-    """A function that attacks image number so-and-so and says how many seconds it took.
+    """A function that attacks the image of a given number and returns the seconds it took.
 
-    x, starts [images, ...shape] as we hold them, y [images]. The label is known and the victim's gradient computed before
-    the clock starts. Threads: as many as make it fastest here, one or all. `device`: `cpu` or `cuda`.
+    x, starts [images, ...shape], channels last; y [images]. The label is given, and the victim's gradient is computed
+    before the clock starts. Torch uses one thread or all, whichever is faster here. `device`: `cpu` or `cuda`.
+    The function's attribute `found` is the last reconstruction [...shape].
     """
     import torch
 
@@ -81,7 +82,7 @@ def sequential(net: Net, params: Params) -> Any:
             w = own["w"]
             if isinstance(layer, Conv):
                 w = w.transpose(3, 2, 0, 1)
-            else:  # torch flattens channels first
+            else:  # torch flattens an image with its channels first
                 features = w.shape[0]
                 if features == int(np.prod(image)):
                     w = w.reshape(*image, -1).transpose(2, 0, 1, 3).reshape(features, -1)
@@ -95,23 +96,23 @@ def sequential(net: Net, params: Params) -> Any:
 
 
 def gradients(torch: Any, model: Any, weights: Any, x: Any, label: Any, create_graph: bool = False) -> Any:
-    """Of the loss by the weights."""
+    """The gradient of the loss with respect to the weights."""
     loss = torch.nn.functional.cross_entropy(model(x), label)
     return torch.autograd.grad(loss, weights, create_graph=create_graph)
 
 
 def channels_first(torch: Any, image: np.ndarray) -> Any:
-    """One image as a batch, channels first."""
+    """One image [height, width, channels] as a batch of one, channels first."""
     return torch.tensor(np.moveaxis(image.astype(np.float32), -1, 0)[None].copy())
 
 
 def channels_last(image: Any) -> np.ndarray:
-    """A batch of one as we hold the image."""
+    """The image [height, width, channels] of a batch of one."""
     return np.moveaxis(image.detach().cpu().numpy()[0], 0, -1)
 
 
 def choose_threads(torch: Any, attack: Callable[[int, int], float], budget: int = 1) -> None:
-    """Sets torch to one thread or all it has now, whichever attacks image 0 faster with a budget of so many iterations."""
+    """Sets torch to one thread or to all it has now, whichever attacks image 0 faster within `budget` iterations."""
     every = torch.get_num_threads()
     seconds = {}
     for threads in (every, 1):
@@ -123,7 +124,7 @@ def choose_threads(torch: Any, attack: Callable[[int, int], float], budget: int 
 
 @contextmanager
 def threads_kept() -> Iterator[None]:
-    """Afterwards torch has the threads it had before, so that one choice does not narrow the next."""
+    """Restores torch's number of threads at the end: after a choice of one thread the next could only be one."""
     import torch
 
     before = torch.get_num_threads()

@@ -1,8 +1,8 @@
-"""The page of all benches, made from measured rows: nothing on it is typed by hand but the remarks beside the data.
+"""The page of all benchmarks, made from measured rows. Only its remarks are written by hand.
 
-Rows lie in `docs/data/bench-*.jsonl`, as `fedveil bench SUITE --out FILE` writes them; a file may hold rows of any suite,
-and one device a file keeps them apart. `data/summaries/performance-SUITE.txt` holds a remark, `performance-log.txt` the
-log of predictions and outcomes.
+Rows are in `docs/data/bench-*.jsonl`, as `fedveil bench SUITE --out FILE` writes them. A file may hold rows of any suite;
+by convention it holds those of one device. `data/summaries/performance-SUITE.txt` holds the remark on a suite, and
+`performance-log.txt` the log of predictions and outcomes.
 """
 
 from __future__ import annotations
@@ -12,47 +12,43 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedveil.cli.bench import MORE
 from fedveil.report.charts import Bars, Series, bar_chart, line_chart
 from fedveil.report.tables import table_markdown
 
 Row = Mapping[str, Any]
 
 SUITES = {
-    "round": ("Rounds", "Seconds per client and local iteration, ours over theirs: under 1 we are faster."),
-    "attack": ("Attacks", "Seconds per attacked image, a batch of ours over theirs, one image at a time."),
-    "shadows": ("Shadows", "Seconds per shadow federation, in a batch over alone."),
+    "round": ("Rounds", "Seconds per client and local iteration, ours over theirs: under 1 ours is faster."),
+    "attack": ("Attacks", "Seconds per attacked image: ours in a batch, over theirs one image at a time."),
+    "shadows": ("Shadows", "Seconds per shadow federation: trained in a batch, over trained alone."),
     "ledger": ("Accounts", "Seconds per account, ours over dp_accounting's, where both find the same ε."),
     "roofline": (
         "Roofline",
-        "Achieved operations per second over those of the machine's matrix products, and bytes over copying, "
-        "measured by turns in one process: the share of the machine's rate.",
+        "The share of the machine's rate: operations per second over those of plain matrix products, and bytes per second "
+        "over those of a copy. Both sides take turns in one process.",
     ),
     "growth": (
         "Growth",
-        "Seconds per unit of size at the largest size over at the smallest, and the exponent of seconds against size: "
-        "up to 1 nothing is worse than linear.",
+        "Seconds per unit of size, at the largest size over at the smallest, and the exponent of seconds against size. "
+        "Up to 1 the growth is at most linear.",
     ),
     "start": (
         "Cold start",
-        "Wall seconds of a fresh process over those of the bare interpreter; `cpu` is its own time.",
+        "Wall seconds of a fresh process over those of the bare interpreter. `cpu` is processor time in seconds.",
     ),
-}
-MORE = {
-    "ledger": ("epsilon_ours", "epsilon_theirs"),
-    "growth": ("exponent", "exponent_low", "exponent_high"),
-    "start": ("cpu", "limit", "imported"),
 }
 DRAWN = ("round", "attack", "roofline")  # suites whose ratios are drawn as bars
 
 
 def read(folder: Path) -> list[Row]:
-    """Every measured row, file by file in order of their names."""
+    """Every measured row, in the order of the file names."""
     files = sorted(folder.glob("bench-*.jsonl"))
     return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines() if line]
 
 
 def page(rows: Sequence[Row], remarks: Mapping[str, str]) -> str:
-    """All suites in order: what is measured, the remark, a table for each device, the charts."""
+    """All suites in order: what is measured, the remark, one table per device, the charts."""
     lines: list[str] = []
     for suite, (title, what) in SUITES.items():
         here = [row for row in rows if _suite(row) == suite]
@@ -106,7 +102,7 @@ def _text(value: object) -> str:
 
 
 def _charts(suite: str, rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
-    """(file name, SVG) of a suite's charts, one for each device."""
+    """(file name, SVG) of a suite's charts, one per device."""
     for number, device in enumerate(_devices(rows), start=1):
         here = [row for row in rows if row["device"] == device]
         if suite == "growth":
@@ -116,7 +112,7 @@ def _charts(suite: str, rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
 
 
 def _lines(rows: Sequence[Row], device: str) -> str:
-    """Cost against size, both over their smallest; exactly linear growth beside them."""
+    """Cost against size, both relative to their smallest value, with a line for linear growth."""
     series = []
     for row in rows:
         least, first = row["points"][0]

@@ -1,4 +1,4 @@
-"""A row of a bench: what two sides took, turn by turn, and the ratio of ours over theirs."""
+"""One row of a benchmark: the times of two sides, turn by turn, and the ratio of ours over theirs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Sequence
 def row(
     name: str, ours: Sequence[float], theirs: Sequence[float], work: int = 1, device: str | None = None
 ) -> dict[str, object]:
-    """The median ratio of the turns with its quartiles, and the median of each side per piece of work.
+    """The median of the turns' ratios with its quartiles, and the median of each side divided by `work`.
 
-    `device`: where it ran, if not on JAX's first device.
+    The ratio is taken within a turn, so that a machine that slows down between turns slows both sides. `device` names the
+    device that both sides ran on; None means JAX's first device.
     """
     low, middle, high = statistics.quantiles([a / b for a, b in zip(ours, theirs, strict=True)], n=4)
     return {

@@ -1,8 +1,8 @@
-"""What privacy costs in time, per client and local iteration: Fed-CDP over no defence, Poisson batches, and other ways.
+"""The cost of privacy in time: Fed-CDP against no defence, against Poisson batches, and against other libraries.
 
 All sides take turns in one process, on random data of the dataset's shape, after compilation. Each turn gives one ratio of
-seconds per client and local iteration; the figure is their median, with the quartiles beside it. A ratio is ours over
-theirs: under 1 we are faster. Theirs makes fewer steps in a turn where it takes clients one after another.
+seconds per client and local iteration; a row has their median and quartiles. The ratio is ours over theirs: under 1 ours
+is faster. A side that trains clients one after another makes fewer steps in a turn.
 
 | row | ours | theirs |
 |---|---|---|
@@ -10,12 +10,12 @@ theirs: under 1 we are faster. Theirs makes fewer steps in a turn where it takes
 | `round/MODEL/poisson` | Fed-CDP, Poisson batches of that expected size | Fed-CDP, batches of fixed size |
 | `round/MODEL/opacus` | Fed-CDP, batches of fixed size | Opacus, the same clip and batches, one client after another |
 | `round/MODEL/loop` | likewise | PyTorch, one example after another |
-| `round/MODEL/vmap` | likewise | PyTorch, `vmap` over clients and over examples within |
-| `round/MODEL/flower` | likewise | Flower's simulation, a process for each core, Opacus in its clients |
+| `round/MODEL/vmap` | likewise | PyTorch, `vmap` over clients and over the examples of each |
+| `round/MODEL/flower` | likewise | Flower's simulation, one process per core, Opacus in its clients |
 | `round/MODEL/opacus/KT` | Fed-CDP with KT clients | Opacus |
 
-PyTorch gets one thread or all, whichever is faster for the side at hand. `vmap` takes at most 100 clients at once, as many
-as fit its memory. Flower is compared on processors alone, not with ResNet-20.
+PyTorch uses one thread or all, whichever is faster for the side. `vmap` trains at most 100 clients at once, because more
+may not fit in memory. Flower is compared only on CPUs, and not with ResNet-20.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from benchmarks.peers import flower_round, opacus, torch_round
+from benchmarks.peers.private_step import PrivateStep
+from benchmarks.peers.torch_nets import sequential
+from benchmarks.rows import row
 from fedveil import api
-from fedveil.bench.peers import flower_round, opacus, torch_round
-from fedveil.bench.peers.torch_nets import sequential
-from fedveil.bench.rows import row
 from fedveil.data.arrays import from_arrays
 from fedveil.data.dataset import Dataset
 from fedveil.models.build import build
 
 PRIVATE = {"name": "fed-cdp"}
 NONE = {"name": "none"}
-STEP = {"clip": 4.0, "noise": 6.0, "lr": 1e-4}
-MAIN = 100  # clients a round of the rows without a number
+CLIP, NOISE, LR = 4.0, 6.0, 1e-4
+MAIN = 100  # clients per round in the rows whose name has no number
 CLIENTS = (10, MAIN, 1000)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model on one shape of data, at the batch size of fed-cdp's Table I; `work`: client iterations in a turn."""
+    """One model on one shape of data, with the batch size of fed-cdp's Table I and `work` client iterations per turn."""
 
     model: str
     shape: tuple[int, ...]
@@ -59,8 +60,8 @@ CASES = {
     "mlp": Case("mlp", (105,), 2, 3, 20_000),
 }
 DEEP = {"resnet20": Case("resnet20", (32, 32, 3), 10, 4, 100)}
-CARD = 50  # times the work, on a graphics card
-Side = Callable[[int], float]
+GPU_WORK = 50  # the factor on `work` on a GPU
+Side = Callable[[int], float]  # takes the number of a turn and returns its seconds
 
 
 def run(
@@ -81,9 +82,9 @@ def run(
 
 
 def _measured(name: str, case: Case, clients: int, main: bool, absent: str, repeats: int) -> list[dict[str, object]]:
-    """The rows of one model at one number of clients; `main`: against all sides."""
+    """The rows of one model with one number of clients. `main`: compare with all sides, not only with Opacus."""
     main = main or case.model == "resnet20"
-    steps = max(2, case.work * (CARD if jax.default_backend() == "gpu" else 1) // clients)
+    steps = max(2, case.work * (GPU_WORK if jax.default_backend() == "gpu" else 1) // clients)
     data = random_data(case, clients)
     sides = {"private": per_step(rounds(case, data, clients, steps, PRIVATE, "shuffle"), clients * steps)}
     if main:
@@ -108,42 +109,45 @@ def _measured(name: str, case: Case, clients: int, main: bool, absent: str, repe
 def _against_flower(
     name: str, case: Case, data: Dataset, clients: int, steps: int, private: Side, repeats: int
 ) -> dict[str, object]:
-    """The row of Flower's simulation, whose server takes turns with ours."""
+    """The row of Flower's simulation: its rounds take turns with ours inside its server."""
     net = build(case.model, case.shape, case.classes)
     seconds: dict[str, list[float]] = {}
 
     def turns(play: Side) -> None:
         seconds.update(take_turns({"private": private, "flower": per_step(play, clients * steps)}, repeats))
 
-    flower_round.in_simulation(
-        net, data.train.x, data.train.y, clients, case.batch, steps, start=None, turns=turns, **STEP
-    )
+    work = flower_round.ClientWork(net, _step(case), steps)
+    flower_round.in_simulation(work, data.train.x, data.train.y, clients, turns)
     return row(f"round/{name}/flower", seconds["private"], seconds["flower"])
 
 
 def per_step(play: Side, count: int) -> Side:
-    """Seconds per client iteration of a side whose turn makes `count` of them."""
+    """The side in seconds per client iteration, where a turn makes `count` of them."""
     return lambda number: play(number) / count
 
 
+def _step(case: Case) -> PrivateStep:
+    return PrivateStep(case.batch, CLIP, NOISE, LR)
+
+
 def _peers(case: Case, data: Dataset, clients: int, main: bool) -> dict[str, Side]:
-    """PyTorch's ways to the same work."""
+    """The same work by PyTorch, in seconds per client iteration."""
     net, x, y = build(case.model, case.shape, case.classes), data.train.x, data.train.y
     device = "cuda" if jax.default_backend() == "gpu" else "cpu"
     few = max(10, case.work // 20)
-    one_by_one = opacus.private_steps(net, x, y, case.batch, device=device, **STEP)
+    one_by_one = opacus.OpacusSteps(net, x, y, _step(case), device)
     sides = {"opacus": _with_threads(lambda count: one_by_one(count) / count, few)}
     if main:
-        loop = torch_round.loop_steps(sequential(net), x, y, case.batch, device=device, **STEP)
+        loop = torch_round.loop_steps(sequential(net), x, y, _step(case), device)
         sides["loop"] = _with_threads(lambda count: loop(count) / count, max(4, few // 4))
         together = min(clients, MAIN)
-        wide = torch_round.vmap_steps(sequential(net), x, y, together, case.batch, device=device, **STEP)
+        wide = torch_round.VmapSteps(sequential(net), x, y, together, _step(case), device)
         sides["vmap"] = _with_threads(lambda count: wide(count) / (count * together), max(2, few // together))
     return sides
 
 
 def _with_threads(steps: Callable[[int], float], count: int) -> Side:
-    """A side that makes `count` steps with as many threads as make it faster, one or all."""
+    """A side that makes `count` steps per turn, with one thread or all, whichever is faster."""
     import torch
 
     every = torch.get_num_threads()
@@ -166,6 +170,7 @@ def _with_threads(steps: Callable[[int], float], count: int) -> Side:
 
 
 def random_data(case: Case, clients: int) -> Dataset:
+    """Random examples of the case's shape, enough for all clients."""
     rng = np.random.default_rng(0)
     count = clients * 100 * case.batch  # N_i = 100 B, as on MNIST in fed-cdp's Table I
     x = rng.random((count, *case.shape), np.float32)
@@ -181,7 +186,7 @@ def settings_of(case: Case, clients: int, steps: int, defense: dict[str, str], b
             "per_round": clients,
             "local_steps": steps,
             "batch": case.batch,
-            "lr": 1e-4,
+            "lr": LR,
             "rounds": 1000,
             "sampling": "fixed",
             "batching": batching,
@@ -190,15 +195,13 @@ def settings_of(case: Case, clients: int, steps: int, defense: dict[str, str], b
     }
 
 
-def rounds(
-    case: Case, data: Dataset, clients: int, steps: int, defense: dict[str, str], batching: str
-) -> Callable[[int], float]:
-    """A function that plays round so-and-so of a federation and says how many seconds it took."""
+def rounds(case: Case, data: Dataset, clients: int, steps: int, defense: dict[str, str], batching: str) -> Side:
+    """A function that plays the round of a given number and returns its seconds, without compilation."""
     return play_rounds(settings_of(case, clients, steps, defense, batching), data)
 
 
-def play_rounds(settings: dict[str, object], data: Dataset) -> Callable[[int], float]:
-    """The same for any config."""
+def play_rounds(settings: dict[str, object], data: Dataset) -> Side:
+    """The same as `rounds`, for any config."""
     simulator = api.federation(settings, data=data).simulator
     state = simulator.start()
 
@@ -207,14 +210,14 @@ def play_rounds(settings: dict[str, object], data: Dataset) -> Callable[[int], f
         started, compiled = time.perf_counter(), simulator.compile_seconds
         state, _ = simulator.round(state, number)
         simulator.block(state)
-        # A round may be the first of its batch width: what it spent on compiling is no cost of the round.
+        # A round with a new batch width compiles first: that time is not part of the cost of a round.
         return time.perf_counter() - started - (simulator.compile_seconds - compiled)
 
     return play
 
 
-def take_turns(sides: dict[str, Callable[[int], float]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each turn of each side, one turn each after the other; the first warms up and does not count."""
+def take_turns(sides: dict[str, Side], repeats: int) -> dict[str, list[float]]:
+    """The seconds of each side in each turn. All sides play once per turn; the first turn warms up and is left out."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(repeats + 1):
         for name, play in sides.items():

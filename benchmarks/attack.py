@@ -1,20 +1,20 @@
-"""What an attack costs: a batch of ours against torch's L-BFGS and against `breaching`, one image at a time.
+"""The cost of an attack: a batch of ours against torch's L-BFGS and against `breaching`, one image at a time.
 
-Same network and weights, same images and starts, same number of attack iterations. All sides take turns in one process,
-after compilation. Each turn gives one ratio of seconds per attacked image; the figure is their median, with the quartiles
-beside it. A ratio is ours over theirs: under 1 we are faster. Theirs attacks fewer images in a turn, because one image
-costs it the same whatever stands in line.
+All sides have the same network and weights, the same images and starts, and the same number of attack iterations. They take
+turns in one process, after compilation. Each turn gives one ratio of seconds per attacked image; a row has their median
+and quartiles. The ratio is ours over theirs: under 1 ours is faster. The other side attacks fewer images in a turn, because
+its cost per image does not depend on their number.
 
 | row | ours | theirs |
 |---|---|---|
 | `attack/lfw` | cpl on 32×32 in colour, 106 classes | torch's L-BFGS, label given |
 | `attack/mnist` | cpl on 28×28 in grey, 10 classes | likewise |
-| `attack/breaching/NAME` | NAME on 32×32 in colour, 106 classes | breaching's own configuration of NAME |
-| `attack/breaching/NAME/alone` | the same images that theirs attacks, one at a time too | likewise |
+| `attack/breaching/NAME` | NAME on 32×32 in colour, 106 classes | breaching's configuration of NAME |
+| `attack/breaching/NAME/alone` | the images that the other side attacks, also one at a time | likewise |
 
-Rows of breaching count whole calls, in which labels and starts are found too. They say how well both sides did on the
-images that both attacked: means of `mse` and `ssim`, and of `evaluations`, the gradients that were computed (L-BFGS may
-come to rest before its budget is spent).
+Rows of breaching time whole calls, which also infer labels and draw starts. They have the quality of both sides on the
+images that both attacked: the means of `mse`, of `ssim`, and of `evaluations`, the number of gradients computed (L-BFGS may
+converge before its last iteration).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.peers import breaching_attack, torch_attack
+from benchmarks.rows import row
 from fedveil.attacks.catalog import Settings, settings
 from fedveil.attacks.observe import Observation
 from fedveil.attacks.reconstruction import inits
 from fedveil.attacks.reconstruction.run import Reconstruction, reconstruct
 from fedveil.attacks.score import ssim
-from fedveil.bench.peers import breaching_attack, torch_attack
-from fedveil.bench.rows import row
 from fedveil.models.build import Choices, build
 from fedveil.models.layers import Array, Params, Shape
 from fedveil.models.net import Net
@@ -43,7 +43,7 @@ from fedveil.simulation.client import cross_entropy
 
 @dataclass(frozen=True)
 class Case:
-    """Images of one shape, and a budget of attack iterations after which no attack has come to rest."""
+    """Images of one shape, and a number of attack iterations within which no attack converges."""
 
     shape: tuple[int, ...]
     classes: int
@@ -52,13 +52,13 @@ class Case:
 
 CASES = {"lfw": Case((32, 32, 3), 106, 10), "mnist": Case((28, 28, 1), 10, 5)}
 BREACHING = {"inverting": Case((32, 32, 3), 106, 200), "dlg": Case((32, 32, 3), 106, 10)}
-SAME = {"inverting": {"tv": 0.2}, "dlg": {}}  # what breaching's configuration sets otherwise than our default
+SAME = {"inverting": {"tv": 0.2}, "dlg": {}}  # settings in which breaching's configuration differs from our defaults
 THEIRS = 3  # images that the other side attacks in a turn
 
 
 @dataclass(frozen=True)
 class Work:
-    """Victims of one network."""
+    """The victims: a network, its parameters, the images and labels, and what the attacker observes."""
 
     net: Net
     params: Params
@@ -70,7 +70,7 @@ class Work:
 def run(
     images: int = 100, repeats: int = 5, progress: Callable[[str], None] = lambda line: None
 ) -> Iterator[dict[str, object]]:
-    """The rows of the module's table; none without torch, and none of breaching without it."""
+    """The rows of the module's table: none without torch, and none of breaching where it is not installed."""
     absent = torch_attack.missing()
     if absent:
         progress(f"bench attack: {absent} is not installed: pip install 'fedveil[bench]'")
@@ -107,7 +107,7 @@ def _against_breaching(name: str, case: Case, images: int, repeats: int) -> list
         name, work.net, work.params, work.x, work.y, starts, case.iterations, _torch_device()
     )
     together, apart = _whole(work, chosen), [_whole(_only(work, number), chosen) for number in both]
-    # The first turn compiles, warms up, and shows how well both sides do.
+    # The first turn compiles and warms up, and gives the quality of both sides.
     quality = _quality(work, reconstruct(work.observation, chosen), [attack(number) for number in both])
     for ours in apart:
         ours()
@@ -121,6 +121,7 @@ def _against_breaching(name: str, case: Case, images: int, repeats: int) -> list
 
 
 def victims(case: Case, images: int, draw: Callable[[np.random.Generator, int, Shape], np.ndarray]) -> Work:
+    """Images from `draw` with random labels, and the gradient that each victim shares."""
     net = build("lenet-cpl", case.shape, case.classes, Choices(init="uniform-0.5"))
     params = net.init(jax.random.key(0))
     rng = np.random.default_rng(0)
@@ -139,25 +140,25 @@ def noise(rng: np.random.Generator, images: int, shape: Shape) -> np.ndarray:
 
 
 def _smooth(rng: np.random.Generator, images: int, shape: Shape) -> np.ndarray:
-    """Noise of 5×5 pixels, enlarged: neighbours are alike as in photographs, which total variation counts on."""
+    """Noise of 5×5 pixels, enlarged. Neighbouring pixels are similar as in photographs, as total variation assumes."""
     coarse = rng.random((images, 5, 5, shape[2]), np.float32)
     return np.asarray(jax.image.resize(coarse, (images, *shape), "linear"))
 
 
 def _only(work: Work, number: int) -> Work:
-    """One of the victims, alone."""
+    """The work with a single victim."""
     at, seen = slice(number, number + 1), work.observation
     one = replace(seen, gradients=jax.tree.map(lambda g: g[at], seen.gradients), ids=seen.ids[at])
     return replace(work, x=work.x[at], y=work.y[at], observation=one)
 
 
 def as_a_batch(work: Work, chosen: Settings) -> Callable[[], float]:
-    """Seconds per image of all attacks as one batch, from the first iteration to the last."""
+    """A function that attacks all images as one batch and returns seconds per image, from first to last iteration."""
     return lambda: reconstruct(work.observation, chosen).seconds / len(work.x)
 
 
 def _whole(work: Work, chosen: Settings) -> Callable[[], float]:
-    """Seconds per image of the whole call, which is how breaching is timed too; compiling the attack does not count."""
+    """A function that returns seconds per image of the whole call, as breaching is timed, without compilation."""
 
     def call() -> float:
         started = time.perf_counter()
@@ -175,7 +176,7 @@ def _theirs(work: Work, chosen: Settings) -> Callable[[], float]:
 
 
 def _starts(work: Work, chosen: Settings) -> np.ndarray:
-    """Where our attacks start [images, ...shape]."""
+    """The images that our attacks start from, [images, ...shape]."""
     keys = [(int(i), 0, 0) for i in work.observation.ids]
     return inits.starts(chosen.init, work.observation, work.y[:, None], keys, None, "float32")[:, 0]
 
@@ -185,7 +186,7 @@ def _torch_device() -> str:
 
 
 def _quality(work: Work, ours: Reconstruction, theirs: list[breaching_attack.Found]) -> dict[str, object]:
-    """How near both sides came to the images that both attacked, and after how many gradients."""
+    """The errors of both sides on the images that both attacked, and the gradients they computed."""
     real = work.x[: len(theirs)].astype(np.float64)
     images = {"ours": ours.inputs[: len(theirs), 0].astype(np.float64), "theirs": np.stack([f.image for f in theirs])}
     found: dict[str, object] = {}

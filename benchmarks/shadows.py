@@ -1,9 +1,10 @@
-"""What a shadow federation costs: many trained side by side against one alone.
+"""The cost of a shadow federation: a batch of them trained together against one alone.
 
-The same federation on both sides, on data of MNIST's shape: 10 clients of 500 examples, all of them in every round, batches
-of 25, five epochs each. A turn is a few rounds from the start; both sides take turns in one process, after compilation,
-each with as many clients at once as it chooses itself. Each turn gives one ratio of seconds per shadow; the figure is
-their median, with the quartiles beside it. A ratio is the batch's over the one alone: under 1 the batch is faster.
+Both sides train the same federation on data of MNIST's shape: 10 clients of 500 examples, all of them in every round,
+batches of 25, five local epochs. A turn trains a few rounds from the start. Both sides take turns in one process after
+compilation, and each chooses how many clients it trains at once. Each turn gives one ratio of seconds per shadow; a row
+has their median and quartiles. The ratio is the batch's seconds over the single federation's: under 1 the batch is
+faster.
 
 | row | model |
 |---|---|
@@ -18,9 +19,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from benchmarks.rows import row
 from fedveil import api
 from fedveil.attacks.inference.shadows import Fleet
-from fedveil.bench.rows import row
 from fedveil.core.keys import Draws
 from fedveil.data.arrays import from_arrays
 from fedveil.federation import Federation
@@ -55,7 +56,7 @@ def _federation(model: str, rounds: int) -> Federation:
 
 
 def _together(federation: Federation, shadows: int) -> Callable[[], float]:
-    """A function that trains all shadows and says how many seconds that took."""
+    """A function that trains all shadows in one batch and returns the seconds it took."""
     given = np.random.default_rng(1).random((shadows, CLIENTS * SIZE)) < 0.5
     fleet = Fleet(federation, range(shadows), [Draws(f) for f in range(shadows)], given)
 
@@ -68,7 +69,7 @@ def _together(federation: Federation, shadows: int) -> Callable[[], float]:
 
 
 def _alone(federation: Federation) -> Callable[[], float]:
-    """The same for one federation: rounds of the simulator."""
+    """A function that trains one federation, round by round, and returns the seconds it took."""
     simulator, block = federation.simulator, federation.simulator.block
 
     def train() -> float:

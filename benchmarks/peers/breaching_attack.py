@@ -1,9 +1,9 @@
-"""The package `breaching` on our victims: its attacks as it configures them, one image after another.
+"""The package `breaching` on the same victims: its attacks with its own configurations, one image after another.
 
-| ours | its configuration |
+| our attack | configuration of `breaching` |
 |---|---|
-| `inverting` | `invertinggradients`: cosine, Adam by signs, total variation; for images of three colours |
-| `dlg` | `deepleakage`: squared L2, L-BFGS, label optimised jointly |
+| `inverting` | `invertinggradients`: cosine distance, signed Adam, total variation; images of three colours only |
+| `dlg` | `deepleakage`: squared L2 distance, L-BFGS, label optimised jointly |
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.bench.peers import torch_attack
+from benchmarks.peers import torch_attack
 from fedveil.models.layers import Params, Shape
 from fedveil.models.net import Net
 
@@ -27,11 +27,11 @@ CONFIGS = {"inverting": "invertinggradients", "dlg": "deepleakage"}
 
 @dataclass(frozen=True)
 class Found:
-    """One attacked image."""
+    """The result of one attack."""
 
-    image: np.ndarray  # [...shape] as we hold it, in [0, 1]
+    image: np.ndarray  # [...shape], channels last, in [0, 1]
     seconds: float
-    evaluations: int  # gradients of the network computed
+    evaluations: int  # how often the gradient of the network was computed
 
 
 def missing() -> str:
@@ -42,7 +42,7 @@ def missing() -> str:
             import breaching  # noqa: F401
     except ImportError as error:
         return str(error.name or error)
-    except RuntimeError as error:  # how a torchvision ends that was built for another torch
+    except RuntimeError as error:  # raised by a torchvision that was built for another torch
         return f"a torchvision built for this torch ({error})"
     return ""
 
@@ -57,10 +57,11 @@ def attacks(
     iterations: int,
     device: str = "cpu",
 ) -> Callable[[int], Found]:
-    """A function that attacks image number so-and-so by `breaching`'s counterpart of our attack `name`.
+    """A function that attacks the image of a given number with `breaching`'s counterpart of our attack `name`.
 
-    x, starts [images, ...shape] as we hold them, y [images]. It infers or optimises the label itself; the victim's gradient
-    is computed before the clock starts. Threads: as many as make it fastest here, one or all. `device`: `cpu` or `cuda`.
+    x, starts [images, ...shape], channels last; y [images]. The attack infers or optimises the label; the victim's
+    gradient is computed before the clock starts. Torch uses one thread or all, whichever is faster here. `device`: `cpu`
+    or `cuda`.
     """
     import breaching
     import torch
@@ -83,7 +84,7 @@ def attacks(
         setup = {"dtype": torch.float, "device": torch.device(device)}
         attacker = breaching.attacks.prepare_attack(model, loss, _config(name, budget), setup)
         start = torch_attack.channels_first(torch, starts[number])
-        torch.manual_seed(number)  # `deepleakage` draws the label's start
+        torch.manual_seed(number)  # `deepleakage` draws the start of the label
         evaluations, started = 0, time.perf_counter()
         found, _ = attacker.reconstruct(payload, _shared(seen), {}, initial_data=start)
         if device == "cuda":
@@ -91,22 +92,22 @@ def attacks(
         taken = time.perf_counter() - started
         return Found(np.clip(torch_attack.channels_last(found["data"]), 0, 1), taken, evaluations)
 
-    # A tenth of the work is long enough to tell.
+    # A tenth of the iterations is enough to tell which number of threads is faster.
     torch_attack.choose_threads(torch, lambda number, budget: attack(number, budget).seconds, max(1, iterations // 10))
     return attack
 
 
 def _config(name: str, iterations: int) -> Any:
-    """Its configuration with our number of iterations; it prints a line that would stand in a JSON document."""
+    """The configuration of `breaching` with our number of iterations. Loading it prints a line, which is no JSON."""
     import breaching
 
     with redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Hydra's versions
+        warnings.simplefilter("ignore")  # warnings about versions of Hydra
         return breaching.get_attack_config(CONFIGS[name], overrides=[f"optim.max_iterations={iterations}"])
 
 
 def _metadata(shape: Shape, classes: int) -> Any:
-    """What the server knows of the data: images with values in [0, 1]."""
+    """What the server knows about the data: images with values in [0, 1]."""
     from omegaconf import OmegaConf
 
     height, width, colours = shape
@@ -115,6 +116,6 @@ def _metadata(shape: Shape, classes: int) -> Any:
 
 
 def _shared(gradients: list[Any]) -> list[dict[str, Any]]:
-    """What a user sends: the gradient of one example, after one step, without its label."""
+    """What a client sends: the gradient of one example after one step, without its label."""
     about = {"num_data_points": 1, "labels": None, "local_hyperparams": None}
     return [{"gradients": gradients, "buffers": None, "metadata": about}]

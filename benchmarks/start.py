@@ -1,9 +1,9 @@
-"""Cold starts: how long a command takes in a fresh process, and which heavy packages it waits for.
+"""Cold starts: how long a command takes in a fresh process, and which heavy packages it imports.
 
-Each turn starts the command once and the bare interpreter after it. A row is the wall time of the command over that of
-`python -c pass`, for the demo that of a second start over the first; `cpu` is its processor time, which a busy machine
-stretches less, `imported` the heavy packages that it loaded, `limit` what it should stay under on an idle machine, in
-seconds, where there is one.
+Each turn starts the command once and the bare interpreter after it. The ratio is the wall time of the command over that
+of `python -c pass`; for the demo it is the wall time of a second start over the first. `cpu` is the command's processor
+time, which a busy machine changes less. `imported` lists the heavy packages that it imported. `limit` is the wall time,
+in seconds, that it should stay under on an idle machine, where one is set.
 
 | row | command |
 |---|---|
@@ -11,7 +11,7 @@ seconds, where there is one.
 | `start/list` | `fedveil list models` |
 | `start/ledger` | `fedveil ledger -s defense.name=fed-cdp` |
 | `start/ledger-none` | `fedveil ledger -s defense.name=none`: nothing to compose |
-| `start/demo` | `fedveil demo` over the same with no compiled program kept from an earlier start, at most 3 turns |
+| `start/demo` | `fedveil demo` with compiled programs of an earlier start, over one without; at most 3 turns |
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedveil.bench.ledger import processor
-from fedveil.bench.rows import row
+from benchmarks.ledger import processor
+from benchmarks.rows import row
 from fedveil.compiled import SETTING
 from fedveil.core.errors import RunError
 
@@ -37,7 +37,7 @@ HEAVY = ("numpy", "pydantic", "rich", "scipy", "dp_accounting", "optax", "jax", 
 
 @dataclass(frozen=True)
 class Command:
-    """Arguments of `fedveil`, and the wall seconds it should stay under."""
+    """Arguments of `fedveil`, and the wall time in seconds that the command should stay under."""
 
     arguments: tuple[str, ...]
     limit: float | None = None
@@ -51,12 +51,15 @@ COMMANDS = {
 }
 DEMO = ("demo",)
 DEMO_TURNS = 3
-COMPILED = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")  # what this start has set
+COMPILED = (
+    "JAX_COMPILATION_CACHE_DIR",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+)  # set by the start of this process
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds of one process."""
+    """The time that one process took, in seconds."""
 
     wall: float
     cpu: float
@@ -71,7 +74,7 @@ def run(
     for name, command in (COMMANDS if commands is None else commands).items():
         line = f"fedveil {' '.join(command.arguments)}"
         progress(f"bench start: {line}")
-        found = imported(command.arguments)  # the first start also fills the caches of files
+        found = imported(command.arguments)  # this first start also fills the file caches
         turns = [(spent(_fedveil(command.arguments)), spent(_bare())) for _ in range(repeats)]
         made = row(f"start/{name}", [a.wall for a, _ in turns], [b.wall for _, b in turns], device=processor())
         cpu = statistics.median(a.cpu for a, _ in turns)
@@ -82,7 +85,7 @@ def run(
 
 
 def demo(turns: int, arguments: Sequence[str] = DEMO) -> dict[str, object]:
-    """The second start of the demo over the first, which finds no compiled programs. It should take half as long."""
+    """The second start of the demo over the first, which finds no compiled programs. The ratio should be at most 0.5."""
     first: list[Spent] = []
     second: list[Spent] = []
     for _ in range(turns):
@@ -105,7 +108,7 @@ def _bare() -> list[str]:
 
 
 def spent(command: Sequence[str], settings: Mapping[str, str] | None = None) -> Spent:
-    """Starts a process with more settings in its environment, waits for it, and says what it took."""
+    """Starts a process with `settings` added to its environment, waits for it, and returns the time it took."""
     null, mine = subprocess.DEVNULL, {k: v for k, v in os.environ.items() if k not in COMPILED}
     started = time.perf_counter()
     child = subprocess.Popen(command, stdin=null, stdout=null, stderr=null, env={**mine, **(settings or {})})
@@ -113,12 +116,12 @@ def spent(command: Sequence[str], settings: Mapping[str, str] | None = None) -> 
     wall = time.perf_counter() - started
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
-        raise RunError(f"'{' '.join(command)}' ended with status {child.returncode}: a failed start is not timed")
+        raise RunError(f"'{' '.join(command)}' ended with status {child.returncode}: failed starts are not timed")
     return Spent(wall, usage.ru_utime + usage.ru_stime)
 
 
 def imported(arguments: Sequence[str]) -> list[str]:
-    """The heavy packages that a command loads, as the interpreter reports them."""
+    """The heavy packages that a command imports, from the report of `-X importtime`."""
     told = subprocess.run(
         _fedveil(arguments, "-X", "importtime"), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )

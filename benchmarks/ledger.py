@@ -1,14 +1,14 @@
-"""What an account costs: ours against `dp_accounting`, the library that both sides compose with.
+"""The cost of computing ε: our accountant against the library `dp_accounting`.
 
-Theirs is that library's own accountant for privacy loss distributions where it knows the mechanism, and else its own
-distributions put together by hand. Every turn starts with empty caches. Sides are compared only where they give the same
-ε, to one part in a hundred: a quick answer to another question is no speed.
+Their side is the library's accountant for privacy loss distributions where it has an event for the mechanism, and else
+the library's distributions, mixed and composed by hand. Every turn starts with empty caches. The two sides are compared
+only where their ε agree to 1 %: a fast answer to a different question is no speed-up.
 
 | row | ours | theirs |
 |---|---|---|
-| `ledger/table-6/SETTING` | a distinct account of fed-cdp's Table VI, the paper's rule computed tightly | `PLDAccountant` |
+| `ledger/table-6/SETTING` | a distinct account of fed-cdp's Table VI, by a tight accountant | `PLDAccountant` |
 | `ledger/steps/10000` | 10,000 sampled steps, the client in every round | `PLDAccountant` |
-| `ledger/participation/10000` | 100 rounds of 100 steps, in each by a visible coin | distributions, mixed and composed |
+| `ledger/participation/10000` | 100 rounds of 100 steps, random public participation | distributions, mixed and composed |
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from benchmarks.rows import row
 from fedveil.accounting import accountants, published
 from fedveil.accounting.accountants import Round
-from fedveil.bench.rows import row
 
 SIGMA, DELTA = 6.0, 1e-5
-SAME = 0.01  # the part of ε by which two sides may differ and still have done the same work
+SAME = 0.01  # the relative difference of ε up to which both sides did the same work
 ROUNDS, STEPS, PRESENT = 100, 100, 0.1  # T, L and Kt/K of fed-cdp's MNIST federation
 RATE = 0.01  # q of one local step: B = 5 of N_i = 500
 TABLE = {
     **{f"fed-cdp-{steps}": (RATE, steps) for steps in (3, 10, 60, 100, 300, 1000, 6000, 10_000)},
     **{f"fed-sdp-{steps}": (PRESENT, steps) for steps in (3, 10, 60, 100)},
 }
-"""q and the number of steps of every distinct account in the table: rounds times 1 or 100 local steps, or rounds alone."""
+"""(q, steps) of every distinct account in the table. Steps are rounds times 1 or 100 local steps, or rounds alone."""
 
-Side = Callable[[], float | None]  # an ε, worked out anew
+Side = Callable[[], float | None]  # computes ε from scratch
 
 
 @dataclass(frozen=True)
 class Case:
-    """Two ways to the same ε."""
+    """Two ways to compute the same ε."""
 
     ours: Side
     theirs: Side
@@ -51,9 +51,11 @@ def run(
     """A row for each account on which both sides agree."""
     for name, case in (cases() if chosen is None else chosen).items():
         progress(f"bench ledger: {name}")
-        ours, theirs = _timed(case.ours)[0], _timed(case.theirs)[0]  # warms up, and shows whether they agree
+        ours, theirs = _timed(case.ours)[0], _timed(case.theirs)[0]  # also warms up
         if not agree(ours, theirs):
-            progress(f"bench ledger: {name}: ε is {ours} here and {theirs} there, not the same work: not compared")
+            progress(
+                f"bench ledger: {name}: our ε is {ours} and theirs {theirs}; not compared, because the work differs"
+            )
             continue
         turns = [(_timed(case.ours)[1], _timed(case.theirs)[1]) for _ in range(repeats)]
         made = row(f"ledger/{name}", [a for a, _ in turns], [b for _, b in turns], device=processor())
@@ -82,12 +84,12 @@ def _sampled(rate: float, steps: int) -> Case:
 
 
 def agree(ours: float | None, theirs: float | None) -> bool:
-    """Whether both found an ε, and the same one."""
+    """Whether both sides found an ε and these agree to `SAME`."""
     return ours is not None and theirs is not None and abs(ours - theirs) <= SAME * max(ours, theirs)
 
 
 def their_accountant(rate: float, steps: int) -> float:
-    """ε of sampled Gaussian steps by the library's own accountant, as its users call it."""
+    """ε of sampled Gaussian steps by the library's accountant, called as its documentation shows."""
     import dp_accounting as dp
 
     event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(SIGMA))
@@ -97,7 +99,7 @@ def their_accountant(rate: float, steps: int) -> float:
 
 
 def their_distributions(one: Round, rounds: int) -> float:
-    """ε of rounds in which the unit takes part or not: its accountant knows no such event, its distributions do."""
+    """ε of rounds in which the unit takes part at random. The library has no such event, so its distributions are mixed."""
     from dp_accounting.pld import privacy_loss_distribution as plds
 
     ((_, z),) = one.noise
@@ -108,14 +110,14 @@ def their_distributions(one: Round, rounds: int) -> float:
 
 
 def _timed(side: Side) -> tuple[float | None, float]:
-    """What a side finds and the seconds it takes, nothing being remembered from before."""
+    """The ε of a side and the seconds it took, with empty caches."""
     forget()
     started = time.perf_counter()
     return side(), time.perf_counter() - started
 
 
 def forget() -> None:
-    """Empties every cache of ours."""
+    """Empties every cache of our accountants."""
     from fedveil.accounting import pld, rdp
 
     for module in (accountants, pld, rdp, published):
@@ -125,5 +127,5 @@ def forget() -> None:
 
 
 def processor() -> str:
-    """The processor's kind: accounts are computed there, whatever JAX runs on."""
+    """The kind of processor. Accounts are computed on it, whatever device JAX uses."""
     return platform.processor() or platform.machine()

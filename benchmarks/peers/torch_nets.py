@@ -1,4 +1,4 @@
-"""Built-in networks as torch modules, for the peers that are written in torch."""
+"""Our built-in networks as torch modules, for the peers that use torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedveil.models.net import Net
 
 
 def sequential(net: Net) -> Any:
-    """The same network in torch. Only the layers that the benchmarked models have."""
+    """The same network in torch, with fresh weights. It knows only the layers of the benchmarked models."""
     import torch
 
     return _row(torch, net.layers, net.input_shape)
@@ -57,7 +57,7 @@ def _module(torch: Any, layer: Layer, shape: Shape) -> Any:
 
 
 def _residual(torch: Any, body: Any) -> Any:
-    """`body(x) + shortcut(x)`, the shortcut as in our own `Residual`."""
+    """`body(x) + shortcut(x)`, with the shortcut of our `Residual`."""
 
     class Shortcut(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -1,9 +1,9 @@
-"""How cost grows: seconds of a round and of an attack against what they are made of, one size varied at a time.
+"""How the cost of a round and of an attack grows with one size at a time.
 
-A row is seconds per unit of the varied size, at its largest over at its smallest: up to 1 nothing is worse than linear. It
-also has `points` (size, median seconds), and `exponent` with `exponent_low` and `exponent_high`: the slope of a line
-through their logarithms by least squares, with its interval of 95 %. The sizes of a row take turns in one process, after
-compilation. Rounds are Fed-CDP's, batches of fixed size.
+The ratio of a row is seconds per unit of the varied size, at its largest value over at its smallest: up to 1 the growth is
+at most linear. `points` are (size, median seconds). `exponent` is the slope of log seconds over log size by least squares;
+`exponent_low` and `exponent_high` are its 95 % interval. The sizes of a row take turns in one process, after compilation.
+Rounds use Fed-CDP with batches of fixed size.
 
 | row | varied | what grows |
 |---|---|---|
@@ -24,10 +24,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from benchmarks import attack
+from benchmarks import round as rounds
+from benchmarks.rows import row
 from fedveil.attacks.catalog import settings
-from fedveil.bench import attack
-from fedveil.bench import round as rounds
-from fedveil.bench.rows import row
 from fedveil.data.arrays import from_arrays
 from fedveil.data.dataset import Dataset
 
@@ -36,7 +36,7 @@ Turn = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Point:
-    """One federation: K, Kt, L, B and the hidden layers of an mlp; each client has `held` examples."""
+    """The sizes of one federation: K, Kt, L, B, the units of an mlp's hidden layer, and `held` examples per client."""
 
     clients: int = 100
     per_round: int = 20
@@ -84,7 +84,7 @@ def run(
 
 
 def grown(name: str, sides: dict[int, Turn], repeats: int) -> dict[str, object]:
-    """The row of one varied size, from a turn for each of its values."""
+    """The row of one varied size. `sides` maps each of its values to a function that returns seconds."""
     sizes = sorted(sides)
     seconds = rounds.take_turns({str(count): sides[count] for count in sizes}, repeats)
     least, most = sizes[0], sizes[-1]
@@ -116,13 +116,13 @@ def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, f
 
 
 def _around(axis: str, value: int) -> Point:
-    """The usual federation with one number changed, and as many clients and examples as that takes."""
+    """The default federation with one size changed, and with enough clients and examples for that size."""
     point = replace(Point(), **{axis: value})
     return replace(point, clients=max(point.clients, point.per_round), held=max(point.held, point.batch))
 
 
 def size(model: str, axis: str, point: Point) -> int:
-    """What the row is drawn against: the number itself, or the parameters that a hidden layer makes."""
+    """The size that seconds are compared with: the varied number, or for `hidden` the number of parameters it gives."""
     if axis != "hidden":
         return int(getattr(point, axis))
     case = rounds.CASES[model]

@@ -1,21 +1,21 @@
-"""How near training comes to the machine: achieved rates over those that the machine shows for plain work.
+"""How close training comes to the speed of the machine: achieved rates over the rates of plain operations.
 
-The machine's two rates are measured in the same process, by turns with what is judged by them: square float32 matrix
-products, of the size that is quickest here, and copying an array that is larger than any cache. What training needs is
-counted from layer shapes (`flops.py`), per client and local step. Each phase holds the ones before it, on as many clients
-at once as a round takes, each with its own weights, the steps in one compiled loop.
+The machine's two rates are measured in the same process, taking turns with training: square float32 matrix products of the
+size that is fastest here, and copies of an array that is larger than any cache. The operations and bytes of training are
+counted from layer shapes (`flops.py`), per client and local step. Each phase includes the one before it. A phase runs as
+many clients at once as a round does, each with its own weights, and its steps are one compiled loop.
 
 | row | ours | theirs |
 |---|---|---|
 | `roofline/MODEL/forward` | operations per second of forward passes | of matrix products |
 | `roofline/MODEL/step` | of local steps without a defence: forward, backward, update | likewise |
-| `roofline/MODEL/private` | of local steps of Fed-CDP: clip and noise too | likewise |
-| `roofline/MODEL/round` | of whole rounds of Fed-CDP: drawing batches and the server's sum too | likewise |
+| `roofline/MODEL/private` | of local steps of Fed-CDP: with clip and noise | likewise |
+| `roofline/MODEL/round` | of whole rounds of Fed-CDP: with sampling of batches and aggregation | likewise |
 | `roofline/MODEL/PHASE/bytes` | bytes per second, by the count of `flops.py` | of copying |
 | `roofline/MODEL/noise/bytes` | of drawing the noise alone and adding it to the gradients | likewise |
 
-A ratio is the share of the machine's rate. Bytes are those that would move if nothing stayed in a cache: a share above 1
-says that much did.
+A ratio is the share of the machine's rate. Bytes are counted as if nothing stayed in a cache: a share above 1 shows that
+much of it did.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import round as rounds
+from benchmarks.rows import row
 from fedveil import api
-from fedveil.bench import round as rounds
-from fedveil.bench.rows import row
 from fedveil.core import keys
 from fedveil.models import flops
 from fedveil.models.layers import Array
@@ -40,25 +40,25 @@ from fedveil.random import noise
 from fedveil.simulation import client
 from fedveil.simulation.client import Local, RoundContext, Task
 
-Turn = Callable[[int], float]  # plays turn so-and-so and says how many seconds it took
+Turn = Callable[[int], float]  # takes the number of a turn and returns its seconds
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much work a turn is."""
+    """The amount of work in a turn."""
 
     clients: int = 20
     steps: int = 20
-    products: tuple[int, ...] = (256, 512, 1024, 2048)  # sides of the matrices to try
+    products: tuple[int, ...] = (256, 512, 1024, 2048)  # side lengths of the matrices to try
     copied: int = 64 << 20  # bytes
 
 
-CARD = Size(100, 100, (2048, 4096, 8192), 1 << 30)
+GPU = Size(100, 100, (2048, 4096, 8192), 1 << 30)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A turn with what it needs: operations (0: none that are counted) and bytes."""
+    """A turn, and the operations (0: not counted) and bytes that it needs."""
 
     play: Turn
     operations: int
@@ -69,9 +69,9 @@ def run(
     repeats: int = 7, progress: Callable[[str], None] = lambda line: None, size: Size | None = None
 ) -> Iterator[dict[str, object]]:
     """The rows of the module's table, for every model."""
-    size = size or (CARD if jax.default_backend() == "gpu" else Size())
+    size = size or (GPU if jax.default_backend() == "gpu" else Size())
     side = best_side(size.products)
-    progress(f"bench roofline: matrix products are quickest at {side}×{side}")
+    progress(f"bench roofline: matrix products are fastest at {side}×{side}")
     for name, case in rounds.CASES.items():
         progress(f"bench roofline: {name}")
         yield from _model(name, case, size, side, repeats)
@@ -93,11 +93,11 @@ def _model(name: str, case: rounds.Case, size: Size, side: int, repeats: int) ->
     return rows
 
 
-# --- what the machine can do
+# --- the rates of the machine
 
 
 def best_side(sides: Sequence[int]) -> int:
-    """The side at which square products run at the highest rate, the best of three tries each."""
+    """The side length at which square products have the highest rate, by the best of three tries."""
     rates = {}
     for side in sides:
         play = product_turn(side)
@@ -107,13 +107,13 @@ def best_side(sides: Sequence[int]) -> int:
 
 
 def product_turn(side: int) -> Turn:
-    """A square matrix product."""
+    """A product of two square matrices."""
     a, b = jax.random.normal(jax.random.key(0), (2, side, side))
     return _timed(jax.jit(jnp.matmul), a, b)
 
 
 def copy_turn(size: int) -> Turn:
-    """Reads an array of so many bytes and writes another."""
+    """Reads an array of `size` bytes and writes another."""
     return _timed(jax.jit(lambda a: a + 1.0), jnp.zeros(size // flops.SIZE, jnp.float32))
 
 
@@ -127,11 +127,11 @@ def _timed(function: Callable[..., Any], *args: Any) -> Turn:
     return play
 
 
-# --- what training does
+# --- the phases of training
 
 
 def phases(case: rounds.Case, size: Size) -> dict[str, Phase]:
-    """The phases of one model, in the order in which each holds the one before."""
+    """The phases of one model; each includes the one before it, except `noise`."""
     data = rounds.random_data(case, size.clients)
     whole = rounds.rounds(case, data, size.clients, size.steps, rounds.PRIVATE, "shuffle")
     settings = rounds.settings_of(case, size.clients, size.steps, rounds.PRIVATE, "shuffle")
@@ -154,7 +154,7 @@ def phases(case: rounds.Case, size: Size) -> dict[str, Phase]:
 
 
 class Loops:
-    """Local steps of a chunk of clients as compiled loops, from which parts are left out."""
+    """Compiled loops over the local steps of a chunk of clients, each with only a part of a step."""
 
     def __init__(self, task: Task, net: Net, x: Array, y: Array, clients: int, steps: int):
         self.task, self.net, self.x, self.y = task, net, x, y
@@ -164,7 +164,7 @@ class Loops:
         self.keys = jax.vmap(lambda c: keys.client_key(keys.root(0), c, 0))(jnp.arange(clients))
 
     def forward(self) -> Turn:
-        """Losses alone."""
+        """Forward passes and losses only."""
         context = client.in_training(self.task, None)
 
         def one(params: Any, index: Array, key: Array, x: Array, y: Array) -> Array:
@@ -177,7 +177,7 @@ class Loops:
         return self._of_all(one)
 
     def local(self, task: Task) -> Turn:
-        """Local steps with the defences of a task."""
+        """Local steps with the defences of `task`."""
         there = jnp.ones(self.index.shape[2], bool)
 
         def one(params: Any, index: Array, key: Array, x: Array, y: Array) -> Any:
@@ -193,7 +193,7 @@ class Loops:
         return self._of_all(one)
 
     def noise(self) -> Turn:
-        """The noise of every step, added up."""
+        """Only the noise of every step, added to the parameters."""
 
         def one(params: Any, index: Array, key: Array, x: Array, y: Array) -> Any:
             def body(total: Any, number: Array) -> tuple[Any, None]:
