@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,8 +30,8 @@ from fedveil.attacks.seats import INFERENCE, SEATS
 from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
 from fedveil.core.taps import TAPS
 from fedveil.core.validation import one_line
-from fedveil.data.catalog import DATASETS
 from fedveil.data.partition import PARTITIONS
+from fedveil.data.registry import DATASETS
 from fedveil.data.split import SPLITS
 from fedveil.defenses.catalog import make_all, resolved
 from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS
@@ -42,8 +43,8 @@ SMALLEST_SCATTERED = 16  # pixels: smaller images have hardly any windows of fou
 CHUNK_TAKES = "takes 'auto' or a whole number of clients, 1 or more"
 
 # Keys that take one of a table of names; checked apart from types, so that the error can say "did you mean".
-NAMES: dict[str, tuple[str, ...]] = {
-    "data.name": tuple(DATASETS),
+NAMES: dict[str, Collection[str]] = {
+    "data.name": DATASETS.keys(),  # a view, which shows datasets that are registered later
     "data.partition": tuple(PARTITIONS),
     "data.split": tuple(SPLITS),
     "data.features": ("raw", "scatter"),

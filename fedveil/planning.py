@@ -10,10 +10,10 @@ from fedveil.accounting.transcript import Transcript, planned
 from fedveil.config import Config, resolve
 from fedveil.core.errors import ConfigError
 from fedveil.core.setting import Setting
-from fedveil.data.catalog import DATASETS
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.data.partition import Partition, make_partition
+from fedveil.data.registry import DATASETS
 from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import make_all
 from fedveil.models.build import Choices, build

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.core.errors import ConfigError, DataError, FedveilError
+from fedveil.core.errors import DataError, FedveilError
 from fedveil.data.dataset import Dataset, Part, check_arrays
 from fedveil.data.split import Raw, split_dataset
-
-_KEYS = ("x", "y", "x_test", "y_test")
 
 
 def from_arrays(
@@ -62,16 +60,6 @@ def _classes(train: Part, test: Part | None, classes: int | None, where: str) ->
     if classes < seen:
         raise DataError(f"{where}: there is a label {seen - 1} but classes is {classes}; labels count from 0")
     return classes
-
-
-def load_file(file: str | None) -> Raw:
-    """The arrays x, y and optionally x_test, y_test of the .npz file that `data.file` names."""
-    if not file:
-        raise ConfigError("data.file", file, "data.name 'file' takes here the path of an .npz file with arrays x and y")
-    path = Path(file).expanduser()
-    found = read_arrays(path, _KEYS, "data.file")
-    where = f"data.file: {path}"
-    return raw_arrays(found["x"], found["y"], found.get("x_test"), found.get("y_test"), name=path.stem, where=where)
 
 
 def read_arrays(path: Path, wanted: tuple[str, ...], key: str) -> dict[str, np.ndarray]:

@@ -28,7 +28,7 @@ def train(job: Job) -> Result:
     publisher's test part, where that is not what accuracy is measured on anyway.
     """
     from fedveil.assemble import prepare
-    from fedveil.data.catalog import DATASETS
+    from fedveil.data.registry import DATASETS
     from fedveil.training import train as go
 
     config = _config(job)

