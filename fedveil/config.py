@@ -333,7 +333,7 @@ def from_dict(document: dict[str, Any]) -> Config:
     for key, known in NAMES.items():
         section, name = key.split(".")
         value = (document.get(section) or {}).get(name)
-        if value is not None and value not in known:
+        if value is not None and value not in tuple(known):
             raise unknown_name(key, value, known)
     try:
         config = Config.model_validate(document)
