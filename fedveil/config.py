@@ -12,6 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
+import tomli_w
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -506,26 +507,9 @@ def _refuse_unread(section: str, given: Section, read: tuple[str, ...], keys: tu
 
 
 def to_toml(config: Config) -> str:
-    """The config as TOML that `load` reads back; unset keys are left out."""
-    lines: list[str] = []
-    for name in SECTIONS:
-        section = getattr(config, name)
-        if name != "attack" or section != AttackConfig():  # a training need not speak of attacks
-            lines += [f"[{name}]", *_toml_items(section.model_dump()), ""]
-    for defense in config.defense:
-        lines += ["[[defense]]", *_toml_items(defense), ""]
-    return "\n".join(lines)
-
-
-def _toml_items(items: dict[str, Any]) -> list[str]:
-    return [f"{key} = {_toml(value)}" for key, value in items.items() if value is not None]
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(_toml_items(value)) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
-    if isinstance(value, bool | str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # DEL, which TOML wants escaped
-    return repr(value)
+    """The config as TOML that `load` reads back equal. Unset keys are left out, and an `[attack]` that sets nothing."""
+    document = config.model_dump(include={*SECTIONS}, exclude_none=True)
+    if config.attack == AttackConfig():
+        del document["attack"]
+    defenses = [{key: value for key, value in one.items() if value is not None} for one in config.defense]
+    return tomli_w.dumps(document | {"defense": defenses})

@@ -132,7 +132,7 @@ def test_a_file_reads_back_the_same(tmp_path):
 
 
 def test_control_characters_are_escaped():
-    config = from_dict({"data": {"dir": "a\x7fb"}})
+    config = from_dict({"data": {"dir": "a\x7fb\x00\n\\\u2028\U0001f600"}})
     assert from_dict(tomllib.loads(to_toml(config))) == config
 
 

@@ -349,7 +349,7 @@ PARTITIONS: dict[str, PartitionInfo] = {
     for info in (
         PartitionInfo(
             "iid",
-            "equal random pieces; the data is dealt again when clients request for more than there is",
+            "equal random pieces; the data is dealt again when clients ask for more than there is",
             ("per_client",),
             _iid,
         ),
