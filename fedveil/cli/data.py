@@ -55,7 +55,7 @@ def run_get(names: list[str], dir: str | None, json: bool) -> None:
 
 
 def run_check(names: list[str], dir: str | None, json: bool) -> None:
-    """Reads every file and compares digests; fails where a file is damaged."""
+    """Reads every file and compares its digest; fails if one is damaged."""
     found = [status for info in _named(names) or DATASETS.values() for status in files.check(info, dir)]
     if json:
         show.print_json([asdict(status) for status in found])
