@@ -18,8 +18,9 @@ from pydantic.fields import FieldInfo
 from fedveil.attacks.catalog import ATTACKS, INITS
 from fedveil.config import NAMES, SECTIONS, Budget, Section
 from fedveil.core.taps import TAPS
-from fedveil.data.catalog import DATASETS, DatasetInfo
+from fedveil.data.info import DatasetInfo
 from fedveil.data.partition import PARTITIONS
+from fedveil.data.registry import DATASETS
 from fedveil.data.split import SPLITS
 from fedveil.defenses.catalog import DEFENSES
 from fedveil.defenses.catalog import keys as defense_keys
