@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -112,75 +112,29 @@ class Allowed:
         return (1.0 - self.delta) / (1.0 + math.exp(min(self.epsilon, 700.0)))
 
 
-# --- what is drawn: the same as arrays, NaN where there is a gap
+# --- what is drawn
 
 
 @dataclass(frozen=True)
-class Line:
-    """A series, every array of shape [points]."""
+class Points:
+    """A line, a kind of bar or a ROC curve as arrays of shape [points], NaN where there is a gap."""
 
     name: str
     x: np.ndarray
     y: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    bars: bool
-
-
-@dataclass(frozen=True)
-class Lines:
-    """The content of a line chart."""
-
-    lines: Sequence[Line]
-    references: Sequence[Reference]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of bar, every array of shape [groups]."""
-
-    name: str
-    values: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-
-@dataclass(frozen=True)
-class Groups:
-    """The content of a bar chart."""
-
-    groups: Sequence[str]
-    kinds: Sequence[Kind]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The content of a heat map: values [rows, columns]. `scale`: the numbers at the two ends of the colours."""
-
-    values: np.ndarray
-    rows: Sequence[str]
-    columns: Sequence[str]
-    scale_label: str
-    missing: str
-    scale: tuple[float, float] | None
-
-
-@dataclass(frozen=True)
-class Rates:
-    """The content of a ROC chart: (name, fpr, tpr) with rising rates."""
-
-    curves: Sequence[tuple[str, np.ndarray, np.ndarray]]
-    allowed: Sequence[Allowed]
-    log: bool
+    bars: bool = False
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart: what it shows, and the same in words for readers who cannot see it."""
+    """A chart: its kind, what it shows, and the same in words for readers who cannot see it."""
 
+    kind: Literal["lines", "bars", "heat", "roc"]
     frame: Frame
     description: str
-    content: Lines | Groups | Grid | Rates
+    content: tuple[Any, ...]  # the arguments of the function in `drawing` that draws this kind
 
     @cached_property
     def drawing(self) -> Drawing:
@@ -215,8 +169,10 @@ def line_chart(series: Sequence[Series], frame: Frame, references: Sequence[Refe
         if not math.isfinite(one.y) or (frame.y_log and one.y <= 0):
             axis = "a log axis; take y_log=False, or leave it out" if frame.y_log else "an axis; leave it out"
             raise ValueError(f"reference {one.name!r}: y = {one.y:g} cannot be shown on {axis}")
-    content = Lines([_line(one, frame) for one in series], references)
-    return Chart(frame, _describe_lines(content, frame), content)
+    lines = [_line(one, frame) for one in series]
+    parts = [f"Line chart of {frame.y_label} against {frame.x_label}.", *(_line_words(line) for line in lines)]
+    parts += [f"Reference line {one.name}: {number(one.y)}." for one in references]
+    return Chart("lines", frame, " ".join(parts), (lines, references))
 
 
 def bar_chart(groups: Sequence[str], bars: Sequence[Bars], frame: Frame) -> Chart:
@@ -231,9 +187,9 @@ def bar_chart(groups: Sequence[str], bars: Sequence[Bars], frame: Frame) -> Char
             raise ValueError(f"{name}: one value for each of {len(groups)} groups, got {len(values)}")
         if np.isnan(values).all():
             raise ValueError(f"{name} have no value to draw; leave them out of the chart")
-        kinds.append(Kind(one.name, values, *_spread(name, values, one.low, one.high)))
-    parts = [f"{one.name}: {_listed(groups, one.values, '–')}." for one in kinds]
-    return Chart(frame, " ".join([f"Bar chart of {frame.y_label}.", *parts]), Groups(groups, kinds))
+        kinds.append(Points(one.name, np.arange(len(groups)), values, *_spread(name, values, one.low, one.high)))
+    parts = [f"{one.name}: {_listed(groups, one.y, '–')}." for one in kinds]
+    return Chart("bars", frame, " ".join([f"Bar chart of {frame.y_label}.", *parts]), (kinds, groups))
 
 
 def heat_map(
@@ -247,18 +203,18 @@ def heat_map(
     value_range: tuple[float, float] | None = None,
 ) -> Chart:
     """Values [rows, columns] as colours with their numbers; a gap is an empty cell that says `missing`."""
+    title = f"chart {frame.title!r}"
     if not len(rows) or not len(columns):
-        raise ValueError(f"chart {frame.title!r} has nothing to draw: give at least one row and one column")
+        raise ValueError(f"{title} has nothing to draw: give at least one row and one column")
     sizes = [len(row) for row in values]
     if sizes != [len(columns)] * len(rows):
-        wanted = f"{len(rows)} rows of {len(columns)} values are named"
-        raise ValueError(f"chart {frame.title!r}: {wanted}, got rows of {sizes}")
+        raise ValueError(f"{title}: {len(rows)} rows of {len(columns)} values are named, got rows of {sizes}")
     grid = np.array([_array(row) for row in values])
     if value_range is None and np.isnan(grid).all():
-        raise ValueError(f"chart {frame.title!r} has no value to scale its colours by; give value_range=(low, high)")
+        raise ValueError(f"{title} has no value to scale its colours by; give value_range=(low, high)")
     parts = [f"{name}: {_listed(columns, row, missing, 3)}." for name, row in zip(rows, grid, strict=True)]
-    content = Grid(grid, rows, columns, scale_label, missing, value_range)
-    return Chart(frame, " ".join([f"Heat map of {scale_label}.", *parts]), content)
+    content = (grid, (rows, columns), scale_label, missing, value_range)
+    return Chart("heat", frame, " ".join([f"Heat map of {scale_label}.", *parts]), content)
 
 
 def roc_chart(
@@ -271,13 +227,13 @@ def roc_chart(
     if not curves:
         raise ValueError(f"chart {title!r} has no curves: give at least one")
     frame = Frame(title, "false positive rate", "true positive rate", log, log, None, size, size)
-    content = Rates([(one.name, *_rates(one)) for one in curves], allowed, log)
+    lines = [_rates(one) for one in curves]
     parts = ["ROC chart of true positive rate against false positive rate, with the line of chance."]
-    for name, fpr, tpr in content.curves:
-        found = [f"{number(float(tpr[fpr <= at].max(initial=0.0)))} at {number(at)}" for at in (0.001, 0.01, 0.1)]
-        parts.append(f"{name}: true positive rate {', '.join(found)}.")
+    for line in lines:
+        found = [f"{number(float(line.y[line.x <= at].max(initial=0.0)))} at {number(at)}" for at in (0.001, 0.01, 0.1)]
+        parts.append(f"{line.name}: true positive rate {', '.join(found)}.")
     parts += [f"Dashed line: {one.name}." for one in allowed]
-    return Chart(frame, " ".join(parts), content)
+    return Chart("roc", frame, " ".join(parts), (lines, allowed))
 
 
 # --- checks
@@ -306,15 +262,14 @@ def _spread(name: str, values: np.ndarray, low: Numbers | None, high: Numbers | 
 
 def _check_range(frame: Frame) -> None:
     low, high = frame.y_range or (0.5, 1.0)
+    axis, got = f"axis {frame.y_label!r}", f"got ({low}, {high})"
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ValueError(
-            f"axis {frame.y_label!r}: a range goes from a lower number to a higher one, got ({low}, {high})"
-        )
+        raise ValueError(f"{axis}: a range goes from a lower number to a higher one, {got}")
     if frame.y_log and low <= 0:
-        raise ValueError(f"axis {frame.y_label!r}: a log axis starts above 0, got ({low}, {high})")
+        raise ValueError(f"{axis}: a log axis starts above 0, {got}")
 
 
-def _line(series: Series, frame: Frame) -> Line:
+def _line(series: Series, frame: Frame) -> Points:
     name, x, y = f"series {series.name!r}", _array(series.x), _array(series.y)
     if len(x) != len(y):
         raise ValueError(f"{name}: every point has an x and a y, got {len(x)} and {len(y)} of them")
@@ -326,10 +281,11 @@ def _line(series: Series, frame: Frame) -> Line:
         if (frame.x_log if axis == "x" else frame.y_log) and (values <= 0).any():
             wrong = f"{key} = {values[values <= 0][0]:g} cannot be shown on a log axis"
             raise ValueError(f"{name}: {wrong}; take {axis}_log=False, or None for such points")
-    return Line(series.name, x, y, low, high, series.spread == "bars")
+    return Points(series.name, x, y, low, high, series.spread == "bars")
 
 
-def _rates(one: Curve) -> tuple[np.ndarray, np.ndarray]:
+def _rates(one: Curve) -> Points:
+    """A ROC curve with rising rates."""
     fpr, tpr = _array(one.fpr), _array(one.tpr)
     if len(fpr) != len(tpr) or not len(fpr):
         raise ValueError(f"curve {one.name!r}: as many false as true positive rates, got {len(fpr)} and {len(tpr)}")
@@ -338,7 +294,7 @@ def _rates(one: Curve) -> tuple[np.ndarray, np.ndarray]:
         if len(wrong):
             raise ValueError(f"curve {one.name!r}: {key} holds {wrong[0]:g}; a rate is a number from 0 to 1")
     order = np.lexsort((tpr, fpr))
-    return fpr[order], tpr[order]
+    return Points(one.name, fpr[order], tpr[order], *_spread("", fpr, None, None))
 
 
 # --- descriptions
@@ -349,12 +305,9 @@ def _listed(names: Sequence[str], values: np.ndarray, gap: str, digits: int = 4)
     return ", ".join(f"{name} {text}" for name, text in zip(names, texts, strict=True))
 
 
-def _describe_lines(content: Lines, frame: Frame) -> str:
-    parts = [f"Line chart of {frame.y_label} against {frame.x_label}."]
-    for line in content.lines:
-        known = np.flatnonzero(~np.isnan(line.x + line.y))
-        (x0, y0), (x1, y1) = ((number(line.x[i]), number(line.y[i])) for i in (known[0], known[-1]))
-        least, most = number(line.y[known].min()), number(line.y[known].max())
-        points = f"{len(known)} point{'s' if len(known) > 1 else ''}"
-        parts.append(f"{line.name}: {points}, {y0} at {x0} to {y1} at {x1}, between {least} and {most}.")
-    return " ".join(parts + [f"Reference line {one.name}: {number(one.y)}." for one in content.references])
+def _line_words(line: Points) -> str:
+    known = np.flatnonzero(~np.isnan(line.x + line.y))
+    (x0, y0), (x1, y1) = ((number(line.x[i]), number(line.y[i])) for i in (known[0], known[-1]))
+    least, most = number(line.y[known].min()), number(line.y[known].max())
+    points = f"{len(known)} point{'s' if len(known) > 1 else ''}"
+    return f"{line.name}: {points}, {y0} at {x0} to {y1} at {x1}, between {least} and {most}."

@@ -1,4 +1,4 @@
-"""Charts drawn by matplotlib: one function for each kind of content.
+"""Charts drawn by matplotlib: one function for each kind of chart.
 
 Series differ by colour, and without colour by marker, dash and hatching. The six colours stay apart for readers with any of
 the three kinds of colour blindness. Text is never read as mathematics: names may hold `$` or `_`.
@@ -7,18 +7,17 @@ the three kinds of colour blindness. Text is never read as mathematics: names ma
 from __future__ import annotations
 
 import logging
-import math
 import textwrap
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from fedveil.report.charts import Chart, Frame, Grid, Groups, Kind, Line, Lines, Rates
+from fedveil.report.charts import Allowed, Chart, Frame, Points, Reference
 from fedveil.report.tables import FORBIDDEN, number
 
 
@@ -36,7 +35,7 @@ def quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-with quiet():  # the first import on a machine builds a font cache and says so
+with quiet():  # the first import on a machine builds the font cache
     import matplotlib
     from matplotlib import ticker
     from matplotlib.axes import Axes
@@ -45,6 +44,7 @@ with quiet():  # the first import on a machine builds a font cache and says so
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
     from matplotlib.font_manager import FontProperties
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch, Rectangle
 
@@ -59,33 +59,25 @@ HATCHES = ("", "//", "xx", "\\\\", "--", "++", "||")
 RAMP = "YlGnBu"  # lightness falls all the way, so that grey print keeps the order
 
 DPI = 96  # pixels of the screen per inch
-STYLE = {
+STYLE: Any = {
     "figure.dpi": DPI,
     "figure.facecolor": "none",
-    "axes.facecolor": "none",
     "font.family": "DejaVu Sans",  # comes with matplotlib
     "font.size": 9,
     "text.parse_math": False,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
+    "axes.facecolor": "none",
     "axes.axisbelow": True,
     "axes.formatter.limits": (-4, 5),
     "axes.formatter.useoffset": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.linewidth": 0.7,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "ytick.major.size": 0,
-    "ytick.minor.size": 0,
-    "grid.color": INK,
+    **{f"axes.spines.{side}": False for side in ("top", "right", "left")},
+    **dict.fromkeys(
+        ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color"), INK
+    ),
+    **dict.fromkeys(("axes.linewidth", "grid.linewidth", "hatch.linewidth"), 0.7),
+    **dict.fromkeys(("ytick.major.size", "ytick.minor.size"), 0),
     "grid.alpha": 0.13,
-    "grid.linewidth": 0.7,
     "lines.linewidth": 1.6,
     "lines.scale_dashes": False,
-    "hatch.linewidth": 0.8,
     "legend.frameon": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "fedveil",
@@ -93,10 +85,11 @@ STYLE = {
     "pgf.rcfonts": False,
 }
 PAD = 0.08  # inches around the chart
+AROUND = 86.0  # pixels that a one-line title, ticks and labels take of a frame's height
+TALL = 4000.0  # pixels: more than any chart needs
 EDGE = 1e-3  # where the log axes of a ROC chart begin
 SHADED = 8.0  # a larger ε allows nearly everything: shading it would hide the others
-MARKED = 30  # a longer line has markers at some of its points only
-FEW = 10  # this many
+MARKED, FEW = 30, 10  # a line with more points than MARKED has markers at about FEW of them
 SLANT = 40  # degrees by which names turn that are too wide for a horizontal line
 BAR = 14.0  # least pixels from bar to bar, so that their upright values stay apart
 FILLED = 0.8  # share of a group's width that bars take
@@ -110,13 +103,29 @@ class Drawing:
     """A figure, and for the artists with these gids what the mouse shows over each of their marks."""
 
     figure: Figure
+    axes: Axes
     tips: dict[str, list[str]] = field(default_factory=dict)
+
+    def width(self, text: str, size: float = 9, weight: str = "normal") -> float:
+        """How wide a text is drawn, in pixels."""
+        font = FontProperties(size=size, weight=weight)
+        return max(_renderer(self.figure).get_text_width_height_descent(t, font, False)[0] for t in text.split("\n"))
+
+    def wrap(self, text: str, width: float, size: float = 9, weight: str = "normal") -> str:
+        """Text in lines that are at most this wide, in pixels; a longer word is cut."""
+        text = " ".join(clean(text).split())
+        letter = self.width(text, size, weight) / max(1, len(text))
+        for count in range(max(5, int(1.3 * width / max(letter, 1.0))), 3, -1):
+            lines = textwrap.fill(text, count, break_on_hyphens=False)
+            if self.width(lines, size, weight) <= width:
+                break
+        return lines
 
 
 @contextmanager
 def style() -> Iterator[None]:
     """Our settings instead of the user's, for one thread at a time."""
-    with _LOCK, matplotlib.rc_context():
+    with _LOCK, quiet(), matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
         yield
@@ -124,31 +133,28 @@ def style() -> Iterator[None]:
 
 def draw(chart: Chart) -> Drawing:
     """The figure of a chart, with its layout settled."""
-    with style(), quiet():
-        figure = Figure(figsize=(chart.frame.width / DPI, chart.frame.height / DPI), layout="constrained")
+    frame = chart.frame
+    with style():
+        engine = ConstrainedLayoutEngine(w_pad=PAD, h_pad=PAD)
+        figure = Figure(figsize=(frame.width / DPI, frame.height / DPI), layout=engine)
         FigureCanvasAgg(figure)
-        figure.get_layout_engine().set(w_pad=PAD, h_pad=PAD)
-        made = Drawing(figure)
-        axes = figure.add_subplot()
-        figure.suptitle(
-            wrapped(figure, chart.frame.title, chart.frame.width - 30, 11, bold=True),
-            x=10 / chart.frame.width, ha="left", fontsize=11, fontweight="bold",
-        )  # fmt: skip
-        match chart.content:
-            case Lines():
-                _lines(made, axes, chart.frame, chart.content)
-            case Groups():
-                _bars(made, axes, chart.frame, chart.content)
-            case Grid():
-                _heat(made, axes, chart.frame, chart.content)
-            case Rates():
-                _roc(made, axes, chart.frame, chart.content)
-        figure.draw_without_rendering()
+        made = Drawing(figure, figure.add_subplot())
+        title = made.wrap(frame.title, frame.width - 30, 11, "bold")
+        figure.suptitle(title, x=10 / frame.width, ha="left", fontsize=11, fontweight="bold")
+        _fit(made, _KINDS[chart.kind](made, frame, *chart.content))
         figure.set_layout_engine("none")
         return made
 
 
-# --- texts
+def _fit(made: Drawing, height: float) -> None:
+    """Gives the figure the height at which its axes are this high, in pixels, whatever texts and legends need."""
+    made.figure.set_figheight(TALL / DPI)
+    for _ in range(5):  # one step is exact unless a colour bar takes its share
+        made.figure.draw_without_rendering()
+        off = height - made.axes.get_window_extent().height
+        if abs(off) < 1:
+            break
+        made.figure.set_figheight(made.figure.get_figheight() + off / DPI)
 
 
 def clean(text: object) -> str:
@@ -156,49 +162,37 @@ def clean(text: object) -> str:
     return FORBIDDEN.sub("\ufffd", str(text))
 
 
-def _width(figure: Figure, text: str, size: float, bold: bool = False) -> float:
-    """How wide a text is drawn, in pixels."""
-    font = FontProperties(size=size, weight="bold" if bold else "normal")
-    return float(figure.canvas.get_renderer().get_text_width_height_descent(text, font, False)[0])  # type: ignore[attr-defined]
+def _renderer(figure: Figure) -> Any:
+    canvas = figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    return canvas.get_renderer()  # type: ignore[no-untyped-call]
 
 
-def wrapped(figure: Figure, text: str, width: float, size: float, bold: bool = False) -> str:
-    """Text in lines of about this width in pixels; a longer word is cut."""
-    text = " ".join(clean(text).split())
-    letter = _width(figure, text, size, bold) / max(1, len(text))
-    return textwrap.fill(text, max(4, int(width / max(letter, 1.0))), break_on_hyphens=False)
+# --- labels, legend, axes
 
 
-def _labels(figure: Figure, axes: Axes, frame: Frame) -> None:
-    if frame.x_label:
-        axes.set_xlabel(wrapped(figure, frame.x_label, frame.width - 100, 9.5), fontsize=9.5)
-    if frame.y_label:
-        axes.set_ylabel(wrapped(figure, frame.y_label, frame.height - 100, 9.5), fontsize=9.5)
+def _labels(made: Drawing, frame: Frame) -> None:
+    made.axes.set_xlabel(made.wrap(frame.x_label, frame.width - 100, 9.5), fontsize=9.5)
+    made.axes.set_ylabel(made.wrap(frame.y_label, frame.height - 100, 9.5), fontsize=9.5)
 
 
-def _legend(figure: Figure, handles: Sequence[Line2D | Patch], names: Sequence[str]) -> None:
-    """The names below the chart, which grows by the height that they need."""
-    wide, high = figure.get_size_inches() * DPI
-    texts = [wrapped(figure, name, wide - 80, 9) for name in names]
-    column = max(_width(figure, line, 9) for text in texts for line in text.split("\n") or [""]) + 60
-    made = figure.legend(
-        handles, texts, loc="outside lower left", ncols=max(1, min(len(texts), int((wide - 20) // column))),
-        fontsize=9, handlelength=3.0, columnspacing=1.5, labelspacing=0.4,
-    )  # fmt: skip
-    below = made.get_window_extent(figure.canvas.get_renderer()).height  # type: ignore[attr-defined]
-    figure.set_size_inches(wide / DPI, (high + below) / DPI)
+def _legend(made: Drawing, handles: Sequence[Line2D | Patch], names: Sequence[str]) -> None:
+    """The names below the chart, in as many columns as there is room for."""
+    wide = made.figure.get_figwidth() * DPI
+    texts = [made.wrap(name, wide - 80) for name in names]
+    columns = int((wide - 20) // (max(made.width(text) for text in texts) + 60))
+    look: dict[str, Any] = {"handlelength": 3.0, "columnspacing": 1.5, "labelspacing": 0.4}
+    look["ncols"] = max(1, min(len(texts), columns))
+    made.figure.legend(handles, texts, loc="outside lower left", **look)
 
 
-def _names_below(figure: Figure, axes: Axes, names: Sequence[str], part: float) -> None:
+def _names_below(made: Drawing, names: Sequence[str], part: float) -> None:
     """Names under equal parts of the x axis, each `part` pixels wide; slanted where a word does not fit."""
-    slanted = any(_width(figure, word, 9) > part - 6 for name in names for word in clean(name).split())
-    texts = [wrapped(figure, name, 300 if slanted else part - 6, 9) for name in names]
-    turn = {"rotation": SLANT, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
-    axes.set_xticks(range(len(names)), texts, **turn)
-    axes.tick_params(axis="x", length=0)
-
-
-# --- axes
+    slanted = any(made.width(word) > part - 6 for name in names for word in clean(name).split())
+    texts = [made.wrap(name, 300 if slanted else part - 6) for name in names]
+    turn: dict[str, Any] = {"rotation": SLANT, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
+    made.axes.set_xticks(range(len(names)), texts, **turn)
+    made.axes.tick_params(axis="x", length=0)
 
 
 class _LogFormatter(ticker.LogFormatter):
@@ -220,27 +214,41 @@ def _scales(axes: Axes, frame: Frame, whole: bool = False) -> None:
         if log:
             (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
             axis.set_major_formatter(_LogFormatter(minor_thresholds=(1.5, 0.6)))
-            axis.set_minor_formatter(_LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.6)))
+            axis.set_minor_formatter(_LogFormatter(minor_thresholds=(1.5, 0.6)))
         else:
-            count, integer = ("auto", whole) if axis is axes.xaxis else (6, False)
-            axis.set_major_locator(ticker.MaxNLocator(count, steps=[1, 2, 5, 10], integer=integer))
+            count: int | Literal["auto"] = "auto" if axis is axes.xaxis else 6
+            whole_only = whole and axis is axes.xaxis
+            axis.set_major_locator(ticker.MaxNLocator(count, steps=[1, 2, 5, 10], integer=whole_only))
     axes.grid(True)
 
 
-def _holding(low: float, high: float, log: bool) -> tuple[float, float]:
-    """Limits that hold both numbers: round ones, or with some room on a log axis."""
+def _holding(values: np.ndarray, log: bool = False) -> tuple[float, float]:
+    """Limits that hold the values: round ones, or with some room on a log axis."""
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         low, high = (low / 2, high * 2) if log else (low - abs(low) / 10, high + abs(high) / 10) if low else (0.0, 1.0)
     if log:
-        room = (high / low) ** 0.05
-        return low / room, high * room
-    ticks = ticker.MaxNLocator(nbins=6, steps=[1, 2, 5, 10]).tick_values(low, high)
-    return float(ticks[ticks <= low + 1e-9 * (high - low)][-1]), float(ticks[ticks >= high - 1e-9 * (high - low)][0])
+        return _padded(low, high, True, 0.05)
+    ticks = np.asarray(ticker.MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, high))
+    slack = 1e-9 * (high - low)
+    return float(ticks[ticks <= low + slack][-1]), float(ticks[ticks >= high - slack][0])
+
+
+def _padded(low: float, high: float, log: bool, share: float = 0.03) -> tuple[float, float]:
+    """Limits with a share of their distance as room on both sides."""
+    if low == high:
+        return _holding(np.array([low]), log)
+    if log:
+        return low / (high / low) ** share, high * (high / low) ** share
+    return low - share * (high - low), high + share * (high - low)
+
+
+def _colour(place: int) -> str:
+    return LIGHT[place % len(LIGHT)]
 
 
 def _look(place: int) -> dict[str, Any]:
-    """Colour and dash of the series with this index."""
-    return {"color": LIGHT[place % len(LIGHT)], "linestyle": DASHES[place % len(DASHES)]}
+    return {"color": _colour(place), "linestyle": DASHES[place % len(DASHES)]}
 
 
 def _mark(place: int) -> dict[str, Any]:
@@ -252,36 +260,31 @@ def _reference(place: int) -> dict[str, Any]:
     return {"color": INK, "alpha": 0.75, "linewidth": 1.3, "linestyle": dash}
 
 
+def _line_legend(made: Drawing, lines: Sequence[Points], references: Sequence[str]) -> None:
+    handles = [Line2D([], [], **_look(place), **_mark(place)) for place in range(len(lines))]
+    handles += [Line2D([], [], **_reference(place)) for place in range(len(references))]
+    _legend(made, handles, [*(line.name for line in lines), *references])
+
+
 # --- lines
 
 
-def _lines(made: Drawing, axes: Axes, frame: Frame, content: Lines) -> None:
-    figure = made.figure
-    x = np.concatenate([line.x[~np.isnan(line.x)] for line in content.lines])
-    ends = [values for line in content.lines for values in (line.y, line.low, line.high)]
-    y = np.concatenate([*ends, [one.y for one in content.references]])
+def _lines(made: Drawing, frame: Frame, lines: Sequence[Points], references: Sequence[Reference]) -> float:
+    axes = made.axes
+    x = np.concatenate([line.x[~np.isnan(line.x)] for line in lines])
+    ends = [values for line in lines for values in (line.y, line.low, line.high)]
     _scales(axes, frame, whole=bool((x == np.round(x)).all()))
-    _labels(figure, axes, frame)
+    _labels(made, frame)
     axes.set_xlim(*_padded(float(x.min()), float(x.max()), frame.x_log))
-    axes.set_ylim(*(frame.y_range or _holding(float(np.nanmin(y)), float(np.nanmax(y)), frame.y_log)))
-    for place, line in enumerate(content.lines):
+    axes.set_ylim(*(frame.y_range or _holding(np.concatenate([*ends, [one.y for one in references]]), frame.y_log)))
+    for place, line in enumerate(lines):
         _spread(axes, place, line)
         axes.plot(line.x, line.y, gid=f"line-{place}", **_look(place))
-        _markers(made, axes, place, line.name, (line.x, line.y))
-    for place, one in enumerate(content.references):
+        _markers(made, place, line.name, line.x, line.y)
+    for place, one in enumerate(references):
         axes.axhline(one.y, gid=f"reference-{place}", **_reference(place))
-    handles = [Line2D([], [], **_look(place), **_mark(place)) for place in range(len(content.lines))]
-    handles += [Line2D([], [], **_reference(place)) for place in range(len(content.references))]
-    _legend(figure, handles, [one.name for one in (*content.lines, *content.references)])
-
-
-def _padded(low: float, high: float, log: bool) -> tuple[float, float]:
-    """Limits with 3 % of room on both sides."""
-    if low == high:
-        return _holding(low, high, log)
-    if log:
-        return low / (high / low) ** 0.03, high * (high / low) ** 0.03
-    return low - 0.03 * (high - low), high + 0.03 * (high - low)
+    _line_legend(made, lines, [one.name for one in references])
+    return frame.height - AROUND
 
 
 def _runs(known: np.ndarray) -> list[slice]:
@@ -290,147 +293,149 @@ def _runs(known: np.ndarray) -> list[slice]:
     return [slice(int(start), int(stop)) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def _spread(axes: Axes, place: int, line: Line) -> None:
+def _spread(axes: Axes, place: int, line: Points) -> None:
     """A band over each stretch of points; error bars where they were asked for, and at a point without neighbours."""
-    colour = LIGHT[place % len(LIGHT)]
     for run in _runs(~np.isnan(line.x + line.low + line.high)):
-        if line.bars or run.stop - run.start == 1:
-            _error_bars(axes, line.x[run], line.low[run], line.high[run], colour)
+        x, low, high = line.x[run], line.low[run], line.high[run]
+        if line.bars or len(x) == 1:
+            _error_bars(axes, x, low, high, _colour(place))
         else:
-            axes.fill_between(line.x[run], line.low[run], line.high[run], color=colour, alpha=0.16, linewidth=0)
+            axes.fill_between(x, low, high, color=_colour(place), alpha=0.16, linewidth=0)
 
 
 def _error_bars(axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str) -> None:
-    """Bars from low to high; a measured value need not be inside."""
+    """Bars from low to high; the measured value need not be inside."""
     axes.errorbar(x, (low + high) / 2, (high - low) / 2, fmt="none", ecolor=colour, elinewidth=1, capsize=2.6)
 
 
-def _markers(made: Drawing, axes: Axes, place: int, name: str, points: tuple[np.ndarray, np.ndarray]) -> None:
+def _markers(made: Drawing, place: int, name: str, x: np.ndarray, y: np.ndarray) -> None:
     """Markers at all points of a short line, and at some of a long one, with their numbers for the mouse."""
-    (x, y), (bottom, top) = points, axes.get_ylim()
-    known = ~np.isnan(x + y)
+    known, (bottom, top) = ~np.isnan(x + y), made.axes.get_ylim()
     shown = np.flatnonzero(known)
     if len(shown) > MARKED:
-        alone = [run.start for run in _runs(known) if run.stop - run.start == 1]
+        alone = np.array([run.start for run in _runs(known) if run.stop - run.start == 1], int)
         step = len(shown) // FEW
-        shown = np.union1d(shown[(step * place // 3) % step :: step], np.array(alone, int))  # lines take turns
+        shown = np.union1d(shown[(step * place // 3) % step :: step], alone)  # markers of several lines take turns
     shown = shown[(y[shown] >= bottom) & (y[shown] <= top)]
     gid = f"points-{place}"
-    axes.plot(
-        x[shown], y[shown], linestyle="none", color=LIGHT[place % len(LIGHT)], gid=gid, clip_on=False, zorder=3,
-        **_mark(place),
-    )  # fmt: skip
+    look = {**_mark(place), "color": _colour(place), "linestyle": "none", "clip_on": False, "zorder": 3}
+    made.axes.plot(x[shown], y[shown], gid=gid, **look)
     made.tips[gid] = [f"{name}: {number(float(x[i]))}, {number(float(y[i]))}" for i in shown]
 
 
 # --- bars
 
 
-def _bars(made: Drawing, axes: Axes, frame: Frame, content: Groups) -> None:
-    figure, kinds = made.figure, content.kinds
-    count = len(content.groups)
-    width = max(frame.width, count * len(kinds) * BAR / FILLED + 90)
-    figure.set_size_inches(width / DPI, frame.height / DPI)
-    part = (width - 90) / count
+def _bars(made: Drawing, frame: Frame, kinds: Sequence[Points], groups: Sequence[str]) -> float:
+    axes = made.axes
+    width = max(frame.width, len(groups) * len(kinds) * BAR / FILLED + 90)
+    made.figure.set_figwidth(width / DPI)
+    part = (width - 90) / len(groups)
     pitch = min(part * FILLED / len(kinds), 64.0) / part  # from bar to bar, where groups are 1 apart
-    texts = [number(float(value), 3) for one in kinds for value in one.values[~np.isnan(one.values)]]
-    widest = max(_width(figure, text, 8) for text in texts)
+    widest = max(made.width(number(float(value), 3), 8) for one in kinds for value in one.y[~np.isnan(one.y)])
     upright = widest + 2 > pitch * part
     _scales(axes, frame)
     axes.grid(False, axis="x")
-    _labels(figure, axes, frame)
-    axes.set_xlim(-0.5, count - 0.5)
-    axes.set_ylim(*(frame.y_range or _bar_limits(kinds, (widest if upright else 12) + 8, frame.height - 130)))
-    _names_below(figure, axes, content.groups, part)
     axes.spines["bottom"].set_visible(False)
     axes.axhline(0, color=INK, linewidth=0.7)
+    _labels(made, frame)
+    axes.set_xlim(-0.5, len(groups) - 0.5)
+    axes.set_ylim(*(frame.y_range or _bar_limits(kinds, (widest if upright else 12) + 8, frame.height - AROUND)))
+    _names_below(made, groups, part)
     for place, one in enumerate(kinds):
-        centres = np.arange(count) + (place - (len(kinds) - 1) / 2) * pitch
-        _bars_of(made, axes, (place, one), centres, pitch * 0.9)
-        for group in np.flatnonzero(~np.isnan(one.values)):
-            made.tips[f"bar-{place}-{group}"] = [f"{one.name}, {content.groups[group]}: {number(one.values[group])}"]
-            _bar_value(axes, one, centres, group, upright)
-    _legend(figure, [Patch(**_fill(place)) for place in range(len(kinds))], [one.name for one in kinds])
+        centres = one.x + (place - (len(kinds) - 1) / 2) * pitch
+        known = ~np.isnan(one.low + one.high)
+        for group in map(int, np.flatnonzero(~np.isnan(one.y))):
+            gid = f"bar-{place}-{group}"
+            axes.bar(centres[group], one.y[group], pitch * 0.9, gid=gid, **_fill(place))
+            made.tips[gid] = [f"{one.name}, {groups[group]}: {number(one.y[group])}"]
+            _bar_value(axes, one, float(centres[group]), group, upright)
+        if known.any():
+            _error_bars(axes, centres[known], one.low[known], one.high[known], INK)
+    _legend(made, [Patch(**_fill(place)) for place in range(len(kinds))], [one.name for one in kinds])
+    return frame.height - AROUND
 
 
-def _bar_limits(kinds: Sequence[Kind], text: float, height: float) -> tuple[float, float]:
+def _bar_limits(kinds: Sequence[Points], text: float, height: float) -> tuple[float, float]:
     """From 0 to the ends of bars, with room for values that take `text` of `height` pixels."""
-    top = max(0.0, *(float(np.nanmax(np.fmax(one.values, one.high))) for one in kinds))
-    bottom = min(0.0, *(float(np.nanmin(np.fmin(one.values, one.low))) for one in kinds))
+    ends = np.concatenate([[0.0], *(values for one in kinds for values in (one.y, one.low, one.high))])
+    bottom, top = float(np.nanmin(ends)), float(np.nanmax(ends))
     room = (top - bottom) * text / max(height, 60.0)
-    return _holding(bottom - room if bottom < 0 else 0.0, top + room if top > 0 else 0.0, False)
+    return _holding(np.array([bottom - room * (bottom < 0), top + room * (top > 0)]))
 
 
 def _fill(place: int) -> dict[str, Any]:
     """A tint with hatching, so that grey print tells kinds apart; the first kind is plain."""
-    colour, hatch = LIGHT[place % len(LIGHT)], HATCHES[place % len(HATCHES)]
+    colour, hatch = _colour(place), HATCHES[place % len(HATCHES)]
     return {"facecolor": (colour, 0.3 if hatch else 0.85), "edgecolor": colour, "hatch": hatch, "linewidth": 0.8}
 
 
-def _bars_of(made: Drawing, axes: Axes, kind: tuple[int, Kind], centres: np.ndarray, width: float) -> None:
-    place, one = kind
-    for group, bar in enumerate(axes.bar(centres, np.nan_to_num(one.values), width, **_fill(place))):
-        bar.set_gid(f"bar-{place}-{group}")
-        bar.set_visible(not np.isnan(one.values[group]))
-    known = ~np.isnan(one.low + one.high)
-    if known.any():
-        _error_bars(axes, centres[known], one.low[known], one.high[known], INK)
-
-
-def _bar_value(axes: Axes, one: Kind, centres: np.ndarray, group: int, upright: bool) -> None:
+def _bar_value(axes: Axes, one: Points, x: float, group: int, upright: bool) -> None:
     """The value beyond the end of the bar and its error bar."""
-    value = float(one.values[group])
+    value = float(one.y[group])
     end = np.fmin(value, one.low[group]) if value < 0 else np.fmax(value, one.high[group])
-    end = float(np.clip(end, *axes.get_ylim()))
-    axes.annotate(
-        number(value, 3), (float(centres[group]), end), (0, -3 if value < 0 else 3), textcoords="offset points",
-        ha="center", va="top" if value < 0 else "bottom", rotation=90 if upright else 0, fontsize=8,
-    )  # fmt: skip
+    look: dict[str, Any] = {"ha": "center", "rotation": 90 if upright else 0, "fontsize": 8}
+    look |= {"xytext": (0, -3), "va": "top"} if value < 0 else {"xytext": (0, 3), "va": "bottom"}
+    at = x, float(np.clip(end, *axes.get_ylim()))
+    axes.annotate(number(value, 3), at, textcoords="offset points", **look)
 
 
 # --- heat maps
 
 
-def _heat(made: Drawing, axes: Axes, frame: Frame, content: Grid) -> None:
-    figure, grid = made.figure, content.values
-    rows, columns = grid.shape
+def _heat(
+    made: Drawing,
+    frame: Frame,
+    grid: np.ndarray,
+    names: tuple[Sequence[str], Sequence[str]],
+    scale_label: str,
+    missing: str,
+    ends: tuple[float, float] | None,
+) -> float:
+    axes, (rows, columns) = made.axes, grid.shape
     known = grid[~np.isnan(grid)]
-    texts = [number(float(value), 3) for value in known] + (content.missing.split() if len(known) < grid.size else [])
-    cell = max(_width(figure, text, 9) for text in texts) + 12
-    names = [wrapped(figure, name, 170, 9) for name in content.rows]
-    beside = max(_width(figure, line, 9) for name in names for line in name.split("\n")) + 45
-    width = max(frame.width, beside + columns * cell)
-    part = (width - beside) / columns
-    empty = wrapped(figure, content.missing, part - 8, 7.5)
-    lines = max(*(name.count("\n") + 1 for name in names), empty.count("\n") + 1, 2)
-    figure.set_size_inches(width / DPI, (170 + rows * (lines * 14 + 10)) / DPI)
-    scale = Normalize(*(content.scale or _holding(float(known.min()), float(known.max()), False)))
-    colours = matplotlib.colormaps[RAMP]
-    for place in np.ndindex(rows, columns):
-        value = float(grid[place])
-        colour = None if math.isnan(value) else colours(float(np.clip(scale(value), 0, 1)))
-        _cell(axes, place, colour, empty if colour is None else number(value, 3))
+    texts = [number(float(value), 3) for value in known] + (missing.split() if len(known) < grid.size else [])
+    beside = [made.wrap(name, 170) for name in names[0]]
+    upright = 1 + made.wrap(frame.y_label, rows * 38, 9.5).count("\n")  # lines of the label at the left edge
+    left = max(made.width(name) for name in beside) + 30 + 15 * upright
+    width = max(frame.width, left + columns * (max(made.width(text) for text in texts) + 12))
+    part = (width - left) / columns
+    empty = made.wrap(missing, part - 8, 7.5)
+    lines = 1 + max(text.count("\n") for text in (*beside, empty, "\n"))
+    high = rows * (lines * 14 + 10)
+    made.figure.set_figwidth(width / DPI)
+    scale, colours = Normalize(*(ends or _holding(known))), matplotlib.colormaps[RAMP]
+    for row, column in np.ndindex(rows, columns):
+        value = float(grid[row, column])
+        colour = None if np.isnan(value) else colours(float(np.clip(scale(value), 0, 1)))
+        _cell(axes, (column, row), colour, empty if colour is None else number(value, 3))
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
-    axes.set_yticks(range(rows), names)
+    axes.set_yticks(range(rows), beside)
     axes.spines[:].set_visible(False)
-    _names_below(figure, axes, content.columns, part)
-    _labels(figure, axes, Frame("", frame.x_label, frame.y_label, width=width, height=figure.get_figheight() * DPI))
-    bar = figure.colorbar(
-        ScalarMappable(scale, colours.resampled(32)), ax=axes, location="bottom", fraction=0.05, aspect=30, shrink=0.6
-    )
-    bar.ax.set_xlabel(wrapped(figure, content.scale_label, 0.6 * (width - beside), 9))
+    _names_below(made, names[1], part)
+    _labels(made, Frame("", frame.x_label, frame.y_label, width=width, height=high + 100))
+    _colour_bar(made, ScalarMappable(scale, colours.resampled(32)), scale_label, 0.6 * (width - left))
+    return high
+
+
+def _colour_bar(made: Drawing, shades: ScalarMappable, label: str, length: float) -> None:
+    """Which colour stands for which number, with the ticks that fit into this length in pixels."""
+    widest = max(made.width(number(float(end), 3)) for end in shades.get_clim())
+    look: dict[str, Any] = {"location": "bottom", "fraction": 0.15, "aspect": length / 10, "shrink": 0.6}
+    look["ticks"] = ticker.MaxNLocator(max(1, min(5, int(length / (2 * widest + 12)))), steps=[1, 2, 5, 10])
+    bar = made.figure.colorbar(shades, ax=made.axes, format=lambda value, _: number(value, 3), **look)
+    bar.ax.set_xlabel(made.wrap(label, length))
     bar.outline.set_visible(False)
 
 
-def _cell(axes: Axes, place: tuple[int, ...], colour: tuple[float, ...] | None, text: str) -> None:
+def _cell(axes: Axes, at: tuple[int, int], colour: tuple[float, ...] | None, text: str) -> None:
     """One cell in its colour; without one it is empty and has a dashed edge."""
-    row, column = place
-    look = {"facecolor": colour, "edgecolor": "none"}
+    look: dict[str, Any] = {"facecolor": colour, "edgecolor": "none"}
     if colour is None:
         look = {"facecolor": "none", "edgecolor": (INK, 0.45), "linestyle": (0, (3, 3))}
-    axes.add_patch(Rectangle((column - 0.485, row - 0.47), 0.97, 0.94, gid=f"cell-{row}-{column}", **look))
+    axes.add_patch(Rectangle((at[0] - 0.485, at[1] - 0.47), 0.97, 0.94, gid=f"cell-{at[1]}-{at[0]}", **look))
     ink = INK if colour is None else readable_on(colour)
-    axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=9 if colour else 7.5)
+    axes.text(*at, text, ha="center", va="center", color=ink, fontsize=9 if colour else 7.5)
 
 
 def readable_on(colour: Sequence[float]) -> str:
@@ -448,35 +453,37 @@ def luminance(colour: Sequence[float]) -> float:
 # --- ROC curves
 
 
-def _roc(made: Drawing, axes: Axes, frame: Frame, content: Rates) -> None:
+def _roc(made: Drawing, frame: Frame, curves: Sequence[Points], allowed: Sequence[Allowed]) -> float:
     """(ε, δ) allows what is below the dashed line of its run; that region is shaded."""
-    low = EDGE if content.log else 0.0
-    grid = np.geomspace(EDGE, 1.0, 240) if content.log else np.linspace(0.0, 1.0, 240)
+    axes, log = made.axes, frame.x_log
+    low = EDGE if log else 0.0
+    grid = np.geomspace(EDGE, 1.0, 240) if log else np.linspace(0.0, 1.0, 240)
     _scales(axes, frame)
-    _labels(made.figure, axes, frame)
+    _labels(made, frame)
     axes.set(xlim=(low, 1.0), ylim=(low, 1.0))
     axes.plot([low, 1], [low, 1], gid="reference-0", **_reference(0))
-    for place, one in enumerate(content.allowed, 1):
+    for place, one in enumerate(allowed, 1):
         x = np.union1d(grid, max(one.corner, low))
         axes.plot(x, one.most(x), gid=f"reference-{place}", **_reference(place))
         if one.epsilon < SHADED:
             axes.fill_between(x, low, one.most(x), color=INK, alpha=0.07, linewidth=0)
-    for place, (name, fpr, tpr) in enumerate(content.curves):
-        axes.plot(*_bent(fpr, tpr, grid, low), gid=f"line-{place}", clip_on=False, **_look(place))
-        seen = (fpr >= low) & (tpr >= low)
-        _markers(made, axes, place, name, (fpr[seen], tpr[seen]))
-    handles = [Line2D([], [], **_look(place), **_mark(place)) for place in range(len(content.curves))]
-    handles += [Line2D([], [], **_reference(place)) for place in range(1 + len(content.allowed))]
-    names = [name for name, _, _ in content.curves] + ["chance"] + [one.name for one in content.allowed]
-    _legend(made.figure, handles, names)
+    for place, line in enumerate(curves):
+        drawn = _bent(line.x, line.y, grid) if log else (line.x, line.y)
+        axes.plot(*drawn, gid=f"line-{place}", clip_on=False, **_look(place))
+        seen = (line.x >= low) & (line.y >= low)
+        _markers(made, place, line.name, line.x[seen], line.y[seen])
+    _line_legend(made, curves, ["chance", *(one.name for one in allowed)])
+    return frame.height - AROUND
 
 
-def _bent(fpr: np.ndarray, tpr: np.ndarray, grid: np.ndarray, low: float) -> tuple[np.ndarray, np.ndarray]:
-    """The curve from `low` on, with points between its own: what is straight on linear axes is bent on log axes."""
-    if low == 0.0:
-        return fpr, tpr
+def _bent(fpr: np.ndarray, tpr: np.ndarray, grid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The curve on the log axes, with points between its own: what is straight on linear axes is bent there."""
     inside = grid[(grid >= fpr[0]) & (grid <= fpr[-1])]
     x, y = np.append(fpr, inside), np.append(tpr, np.interp(inside, fpr, tpr))
     order = np.lexsort((y, x))
     x, y = x[order], y[order]
-    return x[x >= low], np.maximum(y[x >= low], low)
+    return x[x >= EDGE], np.maximum(y[x >= EDGE], EDGE)
+
+
+# Each draws its content and returns the height of the axes in pixels.
+_KINDS: dict[str, Any] = {"lines": _lines, "bars": _bars, "heat": _heat, "roc": _roc}

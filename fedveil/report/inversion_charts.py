@@ -16,14 +16,14 @@ def draw3(path: Path, made: Pictures) -> None:
     """Writes Fig 3 as PNG: one column for each caption, one row for each class and way of the attack."""
     from matplotlib.figure import Figure
 
-    from fedveil.report.drawing import DPI, PAPER, quiet, style
+    from fedveil.report.drawing import DPI, PAPER, style
 
     rows = [
         (f"{label}\n{way}", row)
         for way, own in made.pictures.items()
         for label, row in zip(made.classes, own, strict=True)
     ]
-    with style(), quiet():
+    with style():
         figure = Figure(figsize=(SIDE * (len(made.captions) + 1), SIDE * (len(rows) + 1)), layout="constrained")
         axes = figure.subplots(len(rows), len(made.captions), squeeze=False)
         for (name, images), line in zip(rows, axes, strict=True):

@@ -2,7 +2,7 @@
 
 In SVG a colour is a presentation attribute, which every program understands. A style sheet for this chart alone overrides
 it: inside an HTML page with the page's own colours (`--chart-1` … `--chart-6`) or by its `color-scheme`; in a file that
-stands alone (`:root`) by the reader's preference. Text and axes have the colour of the text around the chart (`currentColor`).
+stands alone (`:root`) by the reader's preference. Text and axes are in `currentColor`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from matplotlib.backends.backend_pgf import RendererPgf
 
 from fedveil.core.errors import ConfigError
 from fedveil.report.charts import Chart
-from fedveil.report.drawing import DARK, DARK_INK, DPI, INK, LIGHT, PAPER, clean, quiet, style
+from fedveil.report.drawing import DARK, DARK_INK, DPI, INK, LIGHT, PAPER, clean, style
 from fedveil.report.tables import latex
 
 FONT = "system-ui, 'Segoe UI', 'Liberation Sans', 'DejaVu Sans', sans-serif"
@@ -50,7 +50,7 @@ def write(path: Path, chart: Chart) -> None:
         path.write_text(svg_text(chart) if ending == ".svg" else pgf_text(chart), encoding="utf-8")
         return
     figure = chart.drawing.figure
-    with style(), quiet():
+    with style():
         unset = ("CreationDate", "Producer", "Creator") if ending == ".pdf" else ("Software",)
         metadata = {"Title": chart.frame.title, **dict.fromkeys(unset)}
         figure.savefig(path, format=ending[1:], dpi=PNG_DPI, facecolor=PAPER[0], metadata=metadata)
@@ -62,7 +62,7 @@ def write(path: Path, chart: Chart) -> None:
 def svg_text(chart: Chart) -> str:
     """The chart as SVG text; the same chart gives the same text."""
     drawing, raw = chart.drawing, io.StringIO()
-    with style(), quiet():
+    with style():
         empty = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         drawing.figure.savefig(raw, format="svg", facecolor="none", metadata=empty)
     root = ET.fromstring(raw.getvalue())
@@ -105,7 +105,7 @@ def _plain(root: ET.Element) -> None:
         for key, value in node.attrib.items():
             if value == INK:
                 node.set(key, "currentColor")
-            elif key in ("d", "x", "y", "points", "transform"):
+            elif key in ("d", "x", "y", "width", "height", "transform"):
                 node.set(key, re.sub(r"-?\d+\.\d+", _rounded, " ".join(value.split())))
         node.text = node.text if node.text and node.text.strip() else None
         node.tail = "\n"
@@ -158,7 +158,7 @@ def _sheet(chart: str, body: str) -> str:
         [
             f"{chart}{{max-width:100%;height:auto}}",
             f"{chart}:root{{color:{INK};background:{PAPER[0]}}}",
-            f"@supports (color:light-dark(red,red)){{{''.join(page)}}}",
+            *([f"@supports (color:light-dark(red,red)){{{''.join(page)}}}"] if page else []),
             f"@media (prefers-color-scheme:dark){{{chart}:root{{color:{DARK_INK};background:{PAPER[1]}}}{''.join(alone)}}}",
         ]
     )
@@ -180,7 +180,7 @@ class _PgfRenderer(RendererPgf):
 def pgf_text(chart: Chart) -> str:
     """PGF commands for a LaTeX document, in the font of that document."""
     figure, out = chart.drawing.figure, io.StringIO()
-    with style(), quiet():
+    with style():
         figure.draw(_PgfRenderer(figure, out))  # type: ignore[no-untyped-call]
     wide, high = figure.get_size_inches()
     return _PGF % (wide, high, out.getvalue())

@@ -19,12 +19,11 @@ from fedveil.attacks import stored
 from fedveil.attacks.stored import Pictures
 from fedveil.config import load, resolve, to_toml
 from fedveil.core.errors import ConfigError
-
 from fedveil.report.figures import figures
 from fedveil.report.gather import best, gather
+from fedveil.report.glossary import delta_text, limit, percent, weak
 from fedveil.report.page import render
 from fedveil.report.verdict import HINTS, LEAKS, LIMITED, OPEN, UNKNOWN, WEAK, rebuilt_text, verdict
-from fedveil.report.glossary import delta_text, limit, percent, weak
 
 SETTINGS = ["data.clients=20", "train.rounds=12", "model.name=logistic", "train.local_steps=1"]
 NASTY = "<img src=x onerror=alert(1)>&\"'"
