@@ -216,7 +216,7 @@ def _scales(axes: Axes, frame: Frame, whole: bool = False) -> None:
             axis.set_major_formatter(_LogFormatter(minor_thresholds=(1.5, 0.6)))
             axis.set_minor_formatter(_LogFormatter(minor_thresholds=(1.5, 0.6)))
         else:
-            count: int | Literal["auto"] = "auto" if axis is axes.xaxis else 6
+            count: int | Literal["auto"] = "auto" if axis is axes.xaxis else 7
             whole_only = whole and axis is axes.xaxis
             axis.set_major_locator(ticker.MaxNLocator(count, steps=[1, 2, 5, 10], integer=whole_only))
     axes.grid(True)
