@@ -62,11 +62,11 @@ def write_report(
 
     runs = gather(paths)
     folders = {form: folder for form, folder in (charts or {}).items() if folder is not None}
-    drawn = figures(runs) if folders else []
+    drawn = figures(runs)
     made: dict[str, list[str]] = {form: [] for form in (*FORMS, "tables")}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page(runs), encoding="utf-8")
+        target.write_text(page(runs, drawn), encoding="utf-8")
         for form, folder in folders.items():
             for figure in drawn:
                 path = Path(folder) / f"{figure.name}.{form}"

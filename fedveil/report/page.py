@@ -26,7 +26,7 @@ from fedveil.attacks.stored import Stored
 from fedveil.data.pixels import png_uri
 from fedveil.report import summary
 from fedveil.report.charts import Chart
-from fedveil.report.figures import figures
+from fedveil.report.figures import Figure, figures
 from fedveil.report.gather import Run, claimed, gather
 from fedveil.report.glossary import ADJACENCY, ADVERSARIES, SHOWN, UNIT, Adversary, delta_text, percent
 from fedveil.report.tables import FORBIDDEN, number
@@ -49,9 +49,9 @@ def render(runs: Sequence[Path]) -> str:
     return page(gather(runs))
 
 
-def page(runs: Sequence[Run]) -> str:
-    """The page of runs that were gathered."""
-    drawn = figures(runs)
+def page(runs: Sequence[Run], drawn: Sequence[Figure] | None = None) -> str:
+    """The page of runs that were gathered; `drawn` are their figures, where the caller has them."""
+    drawn = figures(runs) if drawn is None else drawn
     return _environment().get_template("page.html").render(
         runs=runs,
         heading=_heading(runs),

@@ -1,4 +1,4 @@
-"""The report: true words for what folders hold, one page without anything from outside, and tables for papers."""
+"""The report says what run folders hold, on one page that needs nothing from outside, and in charts and tables."""
 
 from __future__ import annotations
 
@@ -145,6 +145,8 @@ def test_page_needs_nothing_from_outside(page):
     outside = set(re.findall(r"(?:https?:)?//[^\s\"'<>)]+", re.sub(r"base64,[^\"]+", "", page)))
     assert outside <= {"http://www.w3.org/2000/svg"}
     assert "@media print" in page and "prefers-color-scheme: dark" in page and "width=device-width" in page
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids)) and sum(one.startswith("chart-") for one in ids) > 7
 
 
 def test_page_answers_first(page):
@@ -176,7 +178,7 @@ def test_page_gives_the_ledgers_numbers_and_assumptions(study, page):
     assert "jax 1.2.3" in text and 'name = "fed-cdp"' in text
 
 
-def test_words_of_seats(study):
+def test_verdicts(study):
     none, sdp, cdp = gather(study)
     words = {
         (run.label, tap): verdict(run, tap).word for run in (none, sdp, cdp) for tap in ("server", "example", "release")
@@ -263,13 +265,14 @@ def test_own_models_keep_the_account_they_wrote(tmp_path):
 
 
 def test_nothing_in_a_folder_becomes_markup(tmp_path):
-    run = folder(tmp_path / f"r{NASTY.replace('/', '')}", note=NASTY)
+    run = folder(tmp_path / f"r{NASTY.replace('/', '')}", note=NASTY + "\x00\x1b{{ 7 * 7 }}")
     shown = json.dumps({**document("server"), "attack": NASTY, "rule": NASTY, "settings": {NASTY: NASTY}})
     (run / "attacks").mkdir()
     (run / "attacks" / "a.json").write_text(shown)
     text = render([run, folder(tmp_path / "b")])
     read = Reader(text)
     assert NASTY in read.text and "<img src=x" not in text
+    assert NASTY + "\ufffd\ufffd{{ 7 * 7 }}" in read.text  # no control characters, and no template
 
 
 # --- pictures, charts, tables
@@ -338,6 +341,16 @@ def test_command_writes_page_charts_and_tables(study, tmp_path, fedveil_cli):
     assert len(list(csv.reader((tmp_path / "tables" / "metrics.csv").open(encoding="utf-8")))) == 1 + 3 * 12
 
 
+def test_command_writes_charts_in_every_form(study, tmp_path, fedveil_cli):
+    starts = {"svg": b"<svg", "png": b"\x89PNG", "pdf": b"%PDF", "pgf": b"% Include"}
+    folders = [part for form in starts for part in (f"--{form}", f"all/{form}")]
+    answer = fedveil_cli("report", study[1], *folders, "--json", cwd=tmp_path)
+    made = json.loads(answer.out)
+    for form, start in starts.items():
+        assert made[form] == [f"all/{form}/{name}.{form}" for name in ("accuracy", "loss", "epsilon-fed-sdp")]
+        assert all((tmp_path / name).read_bytes().startswith(start) for name in made[form])
+
+
 def test_command_prints_where_the_page_is(study, fedveil_cli, tmp_path):
     answer = fedveil_cli("report", *study, cwd=tmp_path)
     place = (study[0].parent / "report.html").resolve()
@@ -354,6 +367,7 @@ def test_command_prints_where_the_page_is(study, fedveil_cli, tmp_path):
         (["."], ("RUN", "no config.toml")),
         (["{run}", "--out", "page.pdf"], ("--out", "page.pdf", "report.html")),
         (["{run}", "--tables", ""], ("--tables", "takes a path")),
+        (["{run}", "--pgf", ""], ("--pgf", "takes a path")),
     ],
 )
 def test_wrong_use_is_one_line(arguments, words, study, fedveil_cli, tmp_path):
