@@ -55,7 +55,7 @@ PAPER = ("#ffffff", "#16191d")  # light and dark, behind a chart that stands alo
 DASHES = ("-", (0, (7, 3)), (0, (2.5, 2.5)), (0, (9, 3, 2.5, 3)), (0, (12, 3)))
 REFERENCE_DASHES = ((2, 4), (6, 4), (11, 4, 2, 4), (1.5, 2.5), (14, 5), (6, 3, 1.5, 3, 1.5, 3))
 MARKERS = "os^DvXP"
-HATCHES = ("", "//", "xx", "\\\\", "--", "++", "||")
+HATCHES = ("", "///", "xx", "\\\\\\", "---", "++", "|||")
 RAMP = "YlGnBu"  # lightness falls all the way, so that grey print keeps the order
 
 DPI = 96  # pixels of the screen per inch
@@ -228,19 +228,11 @@ def _holding(values: np.ndarray, log: bool = False) -> tuple[float, float]:
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         low, high = (low / 2, high * 2) if log else (low - abs(low) / 10, high + abs(high) / 10) if low else (0.0, 1.0)
     if log:
-        return _padded(low, high, True, 0.05)
+        room = (high / low) ** 0.05
+        return low / room, high * room
     ticks = np.asarray(ticker.MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, high))
     slack = 1e-9 * (high - low)
     return float(ticks[ticks <= low + slack][-1]), float(ticks[ticks >= high - slack][0])
-
-
-def _padded(low: float, high: float, log: bool, share: float = 0.03) -> tuple[float, float]:
-    """Limits with a share of their distance as room on both sides."""
-    if low == high:
-        return _holding(np.array([low]), log)
-    if log:
-        return low / (high / low) ** share, high * (high / low) ** share
-    return low - share * (high - low), high + share * (high - low)
 
 
 def _colour(place: int) -> str:
@@ -275,7 +267,7 @@ def _lines(made: Drawing, frame: Frame, lines: Sequence[Points], references: Seq
     ends = [values for line in lines for values in (line.y, line.low, line.high)]
     _scales(axes, frame, whole=bool((x == np.round(x)).all()))
     _labels(made, frame)
-    axes.set_xlim(*_padded(float(x.min()), float(x.max()), frame.x_log))
+    axes.margins(x=0.03)
     axes.set_ylim(*(frame.y_range or _holding(np.concatenate([*ends, [one.y for one in references]]), frame.y_log)))
     for place, line in enumerate(lines):
         _spread(axes, place, line)
@@ -365,9 +357,9 @@ def _bar_limits(kinds: Sequence[Points], text: float, height: float) -> tuple[fl
 
 
 def _fill(place: int) -> dict[str, Any]:
-    """A tint with hatching, so that grey print tells kinds apart; the first kind is plain."""
+    """Hatching, so that grey print tells kinds apart; the first kind is plain. In SVG, a tint would hide the hatching."""
     colour, hatch = _colour(place), HATCHES[place % len(HATCHES)]
-    return {"facecolor": (colour, 0.3 if hatch else 0.85), "edgecolor": colour, "hatch": hatch, "linewidth": 0.8}
+    return {"facecolor": "none" if hatch else (colour, 0.85), "edgecolor": colour, "hatch": hatch, "linewidth": 0.8}
 
 
 def _bar_value(axes: Axes, one: Points, x: float, group: int, upright: bool) -> None:

@@ -492,6 +492,10 @@ def test_error_bars_of_bars_and_values_above_them():
 def test_kinds_of_bars_differ_without_colour():
     chart = bar_chart(["g"], [Bars(f"k{k}", [1]) for k in range(7)], FRAME)
     assert len({bar(chart, k, 0).get_hatch() for k in range(7)}) == 7
+    root = ET.fromstring(chart.svg())
+    hatched = [node for node in root.iter() if node.get("fill", "").startswith("url(")]
+    assert len(hatched) == 12 and not any(node.get("fill-opacity") for node in hatched)  # bars and legend
+    assert all(tile.find(f"{SVG}rect").get("fill") == "none" for tile in root.iter(f"{SVG}pattern"))
 
 
 def test_bars_that_are_all_zero_stand_on_zero():
