@@ -11,8 +11,11 @@ first chart is drawn. None, NaN and infinite values are gaps.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -148,6 +151,20 @@ class Chart:
         from fedveil.report.output import svg_text
 
         return svg_text(self)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what matplotlib says about its font cache and about characters that its font lacks."""
+    logger = logging.getLogger("matplotlib")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
 
 
 def write(path: Path, chart: Chart) -> None:

@@ -6,10 +6,8 @@ the three kinds of colour blindness. Text is never read as mathematics: names ma
 
 from __future__ import annotations
 
-import logging
 import textwrap
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,23 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedveil.report.charts import Allowed, Chart, Frame, Points, Reference
+from fedveil.report.charts import Allowed, Chart, Frame, Points, Reference, quiet
 from fedveil.report.tables import FORBIDDEN, number
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without what matplotlib says about its font cache and about characters that its font lacks."""
-    logger = logging.getLogger("matplotlib")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)
-
 
 with quiet():  # the first import on a machine builds the font cache
     import matplotlib

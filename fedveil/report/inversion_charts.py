@@ -7,16 +7,17 @@ from typing import Literal
 
 from fedveil.attacks.inference.inversion_figures import MODES, SEATS, Pictures, Rows
 from fedveil.data.pixels import to_bytes
-from fedveil.report.charts import Chart, Frame, Reference, Series, line_chart
+from fedveil.report.charts import Chart, Frame, Reference, Series, line_chart, quiet
 
 SIDE = 0.75  # inches of one picture
 
 
 def draw3(path: Path, made: Pictures) -> None:
     """Writes Fig 3 as PNG: one column for each caption, one row for each class and way of the attack."""
-    from matplotlib.figure import Figure
-
     from fedveil.report.drawing import DPI, PAPER, style
+
+    with quiet():
+        from matplotlib.figure import Figure
 
     rows = [
         (f"{label}\n{way}", row)

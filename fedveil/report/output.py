@@ -14,13 +14,14 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matplotlib.backend_bases import RendererBase
-from matplotlib.backends.backend_pgf import RendererPgf
-
 from fedveil.core.errors import ConfigError
-from fedveil.report.charts import Chart
+from fedveil.report.charts import Chart, quiet
 from fedveil.report.drawing import DARK, DARK_INK, DPI, INK, LIGHT, PAPER, clean, style
 from fedveil.report.tables import latex
+
+with quiet():
+    from matplotlib.backend_bases import RendererBase
+    from matplotlib.backends.backend_pgf import RendererPgf
 
 FONT = "system-ui, 'Segoe UI', 'Liberation Sans', 'DejaVu Sans', sans-serif"
 PNG_DPI = 192
@@ -130,20 +131,14 @@ def _tips(root: ET.Element, tips: Mapping[str, Sequence[str]]) -> None:
 
 def _identify(root: ET.Element, own: str) -> None:
     """Ids that no other chart of a page has, and only where something refers to them."""
-    texts = " ".join(value for node in root.iter() for value in node.attrib.values())
-    used = set(re.findall(r"#([\w-]+)", texts))
+    links = [(n, key) for n in root.iter() for key, value in n.items() if key == "href" or value.startswith("url(#")]
+    used = {node.attrib[key].partition("#")[2].rstrip(")") for node, key in links}
+    for node, key in links:
+        node.set(key, node.attrib[key].replace("#", f"#{own}-"))
     for node in root.iter():
-        if node.get("id") in used:
-            node.set("id", f"{own}-{node.get('id')}")
-        else:
-            node.attrib.pop("id", None)
-        for key in ("href", "clip-path", "fill"):
-            if "#" in node.get(key, "") and node.get(key, "")[0] in "#u":
-                node.set(key, re.sub(r"#([\w-]+)", lambda found: _target(found[1], used, own), node.attrib[key]))
-
-
-def _target(name: str, used: set[str], own: str) -> str:
-    return f"#{own}-{name}" if name in used and not re.fullmatch("[0-9a-f]{6}", name) else f"#{name}"
+        name = node.attrib.pop("id", None)
+        if name in used:
+            node.set("id", f"{own}-{name}")
 
 
 def _sheet(chart: str, body: str) -> str:
@@ -173,8 +168,8 @@ class _PgfRenderer(RendererPgf):
     def get_text_width_height_descent(self, s, prop, ismath):  # type: ignore[no-untyped-def]
         return RendererBase.get_text_width_height_descent(self, s, prop, ismath)
 
-    def draw_text(self, gc, x, y, s, prop, angle, ismath=False, mtext=None):  # type: ignore[no-untyped-def]
-        super().draw_text(gc, x, y, latex(s), prop, angle, ismath, mtext)  # type: ignore[no-untyped-call]
+    def draw_text(self, gc, x, y, s, *more, **named):  # type: ignore[no-untyped-def]
+        super().draw_text(gc, x, y, latex(s), *more, **named)  # type: ignore[no-untyped-call]
 
 
 def pgf_text(chart: Chart) -> str:

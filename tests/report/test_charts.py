@@ -229,7 +229,8 @@ def test_files_by_ending(tmp_path):
 
 
 def test_matplotlib_is_imported_when_a_chart_is_drawn_and_says_nothing(tmp_path):
-    """With an empty font cache, which matplotlib builds at its first import and would report."""
+    """Where its folder cannot be written, matplotlib would say so, and it builds its font cache anew."""
+    (tmp_path / "file").write_text("")
     code = (
         "import sys, fedveil, fedveil.cli.main, fedveil.recipes.catalog, fedveil.recipes.page, fedveil.report.glossary\n"
         "from fedveil.report.charts import Frame, Series, line_chart\n"
@@ -238,7 +239,7 @@ def test_matplotlib_is_imported_when_a_chart_is_drawn_and_says_nothing(tmp_path)
         "assert chart.svg().startswith('<svg') and 'matplotlib' in sys.modules\n"
         "assert not {'matplotlib.pyplot', 'jax'} & set(sys.modules)\n"
     )
-    environment = {**os.environ, "MPLCONFIGDIR": str(tmp_path)}
+    environment = {**os.environ, "MPLCONFIGDIR": str(tmp_path / "file" / "folder")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
