@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.cli.bench import MORE
-from fedveil.report.charts import Bars, Series, bar_chart, line_chart
+from fedveil.report.charts import Bars, Chart, Frame, Series, bar_chart, line_chart
 from fedveil.report.tables import table_markdown
 
 Row = Mapping[str, Any]
@@ -64,7 +64,7 @@ def page(rows: Sequence[Row], remarks: Mapping[str, str]) -> str:
 
 def pictures(rows: Sequence[Row]) -> dict[str, str]:
     """The charts of the page as SVG, by file name."""
-    return {name: svg for suite in SUITES for name, svg in _charts(suite, [r for r in rows if _suite(r) == suite])}
+    return {name: c.svg() for suite in SUITES for name, c in _charts(suite, [r for r in rows if _suite(r) == suite])}
 
 
 def _suite(row: Row) -> str:
@@ -101,8 +101,8 @@ def _text(value: object) -> str:
 # --- charts
 
 
-def _charts(suite: str, rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
-    """(file name, SVG) of a suite's charts, one per device."""
+def _charts(suite: str, rows: Sequence[Row]) -> Iterator[tuple[str, Chart]]:
+    """(file name, chart) of a suite's charts, one per device."""
     for number, device in enumerate(_devices(rows), start=1):
         here = [row for row in rows if row["device"] == device]
         if suite == "growth":
@@ -111,7 +111,7 @@ def _charts(suite: str, rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
             yield f"bench-{suite}-{number}.svg", _bars(suite, here, device)
 
 
-def _lines(rows: Sequence[Row], device: str) -> str:
+def _lines(rows: Sequence[Row], device: str) -> Chart:
     """Cost against size, both relative to their smallest value, with a line for linear growth."""
     series = []
     for row in rows:
@@ -120,13 +120,11 @@ def _lines(rows: Sequence[Row], device: str) -> str:
         series.append(Series(name, [n / least for n, _ in row["points"]], [s / first for _, s in row["points"]]))
     most = max(max(one.x) for one in series)
     series.append(Series("linear", [1.0, most], [1.0, most]))
-    return line_chart(
-        series, title=f"Cost against size, {device}", x_label="size over the smallest",
-        y_label="seconds over those of the smallest", x_log=True, y_log=True,
-    )  # fmt: skip
+    labels = f"Cost against size, {device}", "size over the smallest", "seconds over those of the smallest"
+    return line_chart(series, Frame(*labels, x_log=True, y_log=True))
 
 
-def _bars(suite: str, rows: Sequence[Row], device: str) -> str:
+def _bars(suite: str, rows: Sequence[Row], device: str) -> Chart:
     names = [str(row["name"]).removeprefix(f"{suite}/") for row in rows]
     bars = Bars("ratio", *([row[key] for row in rows] for key in ("ratio", "low", "high")))
-    return bar_chart(names, [bars], title=f"{SUITES[suite][0]}, {device}", x_label="", y_label="ratio")
+    return bar_chart(names, [bars], Frame(f"{SUITES[suite][0]}, {device}", y_label="ratio"))

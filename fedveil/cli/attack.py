@@ -151,7 +151,7 @@ def _infer(
 
 def _draw_inference(done: Any, folder: Path) -> list[str]:
     from fedveil.attacks.pictures import write_grid
-    from fedveil.report.charts import Curve, roc_chart, write_svg
+    from fedveil.report.charts import Curve, roc_chart, write
 
     folder.mkdir(parents=True, exist_ok=True)
     made = []
@@ -160,7 +160,7 @@ def _draw_inference(done: Any, folder: Path) -> list[str]:
         made.append(str(folder / "grid.png"))
     if done.curves:
         curves = [Curve(name, *pair) for name, pair in done.curves.items()]
-        write_svg(folder / "roc.svg", roc_chart(curves, title="ROC"))
+        write(folder / "roc.svg", roc_chart(curves, "ROC"))
         made.append(str(folder / "roc.svg"))
     return made
 

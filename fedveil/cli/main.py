@@ -223,16 +223,16 @@ def report(
         str | None, typer.Option("--out", help="Page to write (default: report.html in the run, or beside the runs).")
     ] = None,
     svg: Annotated[str | None, typer.Option("--svg", help="Folder for the charts as SVG.")] = None,
-    png: Annotated[
-        str | None, typer.Option("--png", help="Folder for the charts as PNG, by rsvg-convert, Inkscape or Chromium.")
-    ] = None,
+    png: Annotated[str | None, typer.Option("--png", help="Folder for the charts as PNG.")] = None,
+    pdf: Annotated[str | None, typer.Option("--pdf", help="Folder for the charts as PDF.")] = None,
+    pgf: Annotated[str | None, typer.Option("--pgf", help="Folder for the charts as PGF, for LaTeX.")] = None,
     tables: Annotated[str | None, typer.Option("--tables", help="Folder for the tables as CSV and LaTeX.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Write one HTML page: what leaks, to whom, at which ε and accuracy, with charts, pictures and assumptions."""
     from fedveil.cli.report import run_report
 
-    run_report(runs, out, svg, png, tables, json)
+    run_report(runs, out, {"svg": svg, "png": png, "pdf": pdf, "pgf": pgf}, tables, json)
 
 
 @app.command("bench")

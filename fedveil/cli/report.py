@@ -1,25 +1,27 @@
-"""`fedveil report`: run folders as one HTML page, with charts and tables as files where asked."""
+"""`fedveil report`: run folders as one HTML page, and on request charts and tables as files."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedveil.cli import show
 from fedveil.core.errors import ConfigError
 
+FORMS = ("svg", "png", "pdf", "pgf")  # of charts
+
 
 def run_report(
-    folders: list[str], out: str | None, svg: str | None, png: str | None, tables: str | None, json: bool
+    folders: list[str], out: str | None, charts: Mapping[str, str | None], tables: str | None, json: bool
 ) -> None:
-    """Writes the page and what was asked for besides; prints where."""
+    """Writes the page, the charts into one folder for each form, and the tables; prints the paths."""
     paths = [Path(folder) for folder in folders]
-    for key, value in (("--out", out), ("--svg", svg), ("--png", png), ("--tables", tables)):
+    for key, value in {"out": out, **charts, "tables": tables}.items():
         if value == "":
-            raise ConfigError(key, value, "takes a path to write to")
-    document = write_report(paths, _target(paths, out), svg, png, tables)
+            raise ConfigError(f"--{key}", value, "takes a path to write to")
+    document = write_report(paths, _target(paths, out), charts, tables)
     if json:
         show.print_json(document)
         return
@@ -27,7 +29,7 @@ def run_report(
         accuracy = "not measured" if run["accuracy"] is None else f"{run['accuracy']:.4g}"
         verdicts = ", ".join(f"{tap} {seat['verdict']}" for tap, seat in run["seats"].items())
         print(f"{run['label']}: accuracy {accuracy}; {verdicts}")
-    for key in ("svg", "png", "tables"):
+    for key in (*FORMS, "tables"):
         if document[key]:
             print(f"{key}: {', '.join(document[key])}")
     print(f"report: {document['report']}")
@@ -49,48 +51,45 @@ def _target(paths: Sequence[Path], out: str | None) -> Path:
 
 
 def write_report(
-    paths: Sequence[Path], target: Path, svg: str | None = None, png: str | None = None, tables: str | None = None
+    paths: Sequence[Path], target: Path, charts: Mapping[str, str | None] | None = None, tables: str | None = None
 ) -> dict[str, Any]:
-    """The page, charts and tables; returns the JSON document, with their paths and the figures that matter."""
-    from fedveil.report import raster, sheets
-    from fedveil.report.charts import write_svg
+    """Writes the page, charts and tables; returns the JSON document with their paths and the main results."""
+    from fedveil.report.charts import write
     from fedveil.report.figures import figures
     from fedveil.report.gather import gather
     from fedveil.report.page import page
+    from fedveil.report.table_export import export
 
-    program = raster.find() if png is not None else None
     runs = gather(paths)
-    drawn = figures(runs) if svg is not None or png is not None else []
-    made: dict[str, list[str]] = {"svg": [], "png": [], "tables": []}
+    folders = {form: folder for form, folder in (charts or {}).items() if folder is not None}
+    drawn = figures(runs)
+    made: dict[str, list[str]] = {form: [] for form in (*FORMS, "tables")}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page(runs), encoding="utf-8")
-        for figure in drawn if svg is not None else []:
-            write_svg(Path(svg or "") / f"{figure.name}.svg", figure.svg)
-            made["svg"].append(str(Path(svg or "") / f"{figure.name}.svg"))
-        if program is not None:
+        target.write_text(page(runs, drawn), encoding="utf-8")
+        for form, folder in folders.items():
             for figure in drawn:
-                path = Path(png or "") / f"{figure.name}.png"
-                raster.write_png(program, path, figure.svg)
-                made["png"].append(str(path))
+                path = Path(folder) / f"{figure.name}.{form}"
+                write(path, figure.chart)
+                made[form].append(str(path))
         if tables is not None:
-            made["tables"] = [str(path) for path in sheets.write(runs, Path(tables))]
+            made["tables"] = [str(path) for path in export(runs, Path(tables))]
     except OSError as error:
         where = error.filename or target
         raise ConfigError(
-            "--out", str(where), f"cannot be written ({error.strerror}): give a place you can write"
+            "--out", str(where), f"cannot be written ({error.strerror}): give a path that you can write to"
         ) from None
     return {"report": str(target), "runs": [_headline(run) for run in runs], **made}
 
 
 def _headline(run: Any) -> dict[str, Any]:
-    """The figures of one run that the page begins with."""
+    """The results of one run that the page begins with."""
+    from fedveil.report.glossary import SHOWN
     from fedveil.report.verdict import area, rate, verdict
-    from fedveil.report.words import SEATS
 
     accuracy, loss, after = run.scores
     seats = {}
-    for tap in SEATS:
+    for tap in SHOWN:
         one = verdict(run, tap)
         seats[tap] = {
             "verdict": one.word,

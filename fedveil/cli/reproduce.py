@@ -70,12 +70,12 @@ def _print(recipe: Recipe, size: Size, cache: Cache) -> None:
 
 
 def _draw(chosen: list[Recipe], size: Size, cache: Cache, folder: Path) -> None:
-    from fedveil.report.charts import write_svg
+    from fedveil.report.charts import write
 
     for recipe in chosen:
         picture = chart(recipe, size, cache)
         if picture is not None:
-            write_svg(folder / f"{recipe.name.replace('/', '-')}.svg", picture)
+            write(folder / f"{recipe.name.replace('/', '-')}.svg", picture)
 
 
 class _Bar:

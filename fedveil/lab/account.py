@@ -11,7 +11,7 @@ from fedveil.accounting.published import RULES
 from fedveil.config import from_dict
 from fedveil.core.taps import ACCOUNTED_TAPS, UNITS
 from fedveil.federation import plan
-from fedveil.report.words import limit, weak
+from fedveil.report.glossary import limit, weak
 
 PUBLISHED = (*RULES, "joint", "as-published")
 

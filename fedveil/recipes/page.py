@@ -9,6 +9,7 @@ from fedveil.recipes.cell import FULL, QUICK, Measure, Recipe, Size
 from fedveil.recipes.published import claims_of
 from fedveil.recipes.run import jobs_of
 from fedveil.recipes.table import Entry, chart, entries, number
+from fedveil.report.charts import Chart
 from fedveil.report.tables import table_markdown
 
 
@@ -48,12 +49,12 @@ def picture_of(recipe: Recipe) -> str:
 
 
 def pictures(recipes: Iterable[Recipe], cache: Cache) -> dict[str, str]:
-    """The figures by file name."""
+    """The figures as SVG, by file name."""
     drawn = {picture_of(recipe): _drawn(recipe, cache) for recipe in recipes}
-    return {name: svg for name, svg in drawn.items() if svg is not None}
+    return {name: one.svg() for name, one in drawn.items() if one is not None}
 
 
-def _drawn(recipe: Recipe, cache: Cache) -> str | None:
+def _drawn(recipe: Recipe, cache: Cache) -> Chart | None:
     """At the paper's size, unless more was measured at the quick one."""
     measured = {size: sum(entry.seeds > 0 for entry in entries(recipe, size, cache)) for size in (FULL, QUICK)}
     return chart(recipe, max(measured, key=lambda size: measured[size]), cache)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedveil.recipes.cache import Cache
 from fedveil.recipes.cell import Cell, Measure, Recipe, Size
 from fedveil.recipes.published import value_of
+
+if TYPE_CHECKING:
+    from fedveil.report.charts import Chart
 
 RATES = frozenset({"accuracy", "test", "success_rate", "believed_rate", "label_success_rate", "auc"})
 
@@ -105,11 +108,11 @@ def _own_interval(rows: list[dict[str, Any]], measure: Measure) -> tuple[float |
     return (span[0], span[1]) if span else (None, None)
 
 
-def chart(recipe: Recipe, size: Size, cache: Cache) -> str | None:
-    """The figure as SVG, where the recipe is one and something was measured."""
+def chart(recipe: Recipe, size: Size, cache: Cache) -> Chart | None:
+    """The figure, where the recipe is one and something was measured."""
     if recipe.chart is None:
         return None
-    from fedveil.report.charts import Series, line_chart
+    from fedveil.report.charts import Frame, Series, line_chart
 
     asked = recipe.chart
     found = [e for e in entries(recipe, size, cache) if e.measure.key == asked.measure and e.measured is not None]
@@ -129,7 +132,7 @@ def chart(recipe: Recipe, size: Size, cache: Cache) -> str | None:
         for name, line in lines.items()
     ]
     title = f"{recipe.title} ({size.name})"
-    return line_chart(series, title=title, x_label=asked.x_label, y_label=asked.y_label, x_log=asked.x_log)
+    return line_chart(series, Frame(title, asked.x_label, asked.y_label, x_log=asked.x_log))
 
 
 def number(value: float | str | None, digits: int) -> str:

@@ -1,1 +1,1 @@
-"""What is shown of results: charts as SVG, and tables."""
+"""Results for readers: charts, tables, and the HTML report."""

@@ -10,35 +10,35 @@ from typing import Any
 import numpy as np
 
 from fedveil.attacks.results import Stored
-from fedveil.report.charts import Allowed, Curve, Series, heat_map, line_chart, roc_chart
+from fedveil.report.charts import Allowed, Chart, Curve, Frame, Series, heat_map, line_chart, roc_chart
 from fedveil.report.gather import Run, best
+from fedveil.report.glossary import ADVERSARIES, SHOWN, UNIT, delta_text
 from fedveil.report.verdict import rate
-from fedveil.report.words import SEATS, UNIT, WHO, delta_text
 
 Row = Mapping[str, Any]  # of the metrics
 WIDE, HIGH = 460.0, 300.0
 TYPES = {"server": "server (type 0)", "client": "client (type 1)", "example": "example (type 2)"}
+LOG_NOTE = " The axis is logarithmic."
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One chart."""
+    """One chart of the report."""
 
     name: str
     section: str  # training, privacy or attacks
-    svg: str
+    chart: Chart
     note: str
 
 
 def figures(runs: Sequence[Run]) -> list[Figure]:
     """All charts that the runs have numbers for."""
     made = [_accuracy(runs), _loss(runs), *(_epsilon(run, len(runs) > 1) for run in runs), _norms(runs), _heat(runs)]
-    made += _rocs(runs)
-    return [figure for figure in made if figure is not None]
+    return [figure for figure in (*made, *_rocs(runs)) if figure is not None]
 
 
 def _series(runs: Sequence[Run], key: str, scale: Callable[[Run, Row], float] = lambda run, row: 1.0) -> list[Series]:
-    """A line for each run that has numbers under this key, divided by a scale: what is not a number is a gap."""
+    """A line for each run that has numbers under this key, divided by a scale."""
     found = []
     for run in runs:
         rows = [row for row in run.metrics if key in row]
@@ -48,20 +48,20 @@ def _series(runs: Sequence[Run], key: str, scale: Callable[[Run, Row], float] = 
     return found
 
 
+def _frame(title: str, x_label: str, y_label: str, lines: Sequence[Series]) -> Frame:
+    """A small frame; its y axis is logarithmic where a linear one would hide the small values."""
+    values = np.array([y for line in lines for y in line.y if y is not None], float)
+    log = bool(len(values) and values.min() > 0 and values.max() > 20 * values.min())
+    return Frame(title, x_label, y_label, y_log=log, width=WIDE, height=HIGH)
+
+
 def _accuracy(runs: Sequence[Run]) -> Figure | None:
     lines = _series(runs, "accuracy")
     if not lines:
         return None
-    svg = line_chart(
-        lines,
-        title="Accuracy",
-        x_label="round",
-        y_label="share right, held-out part",
-        y_range=(0, 1),
-        width=WIDE,
-        height=HIGH,
-    )
-    return Figure("accuracy", "training", svg, "Of records that nobody trained on. Higher is better.")
+    frame = Frame("Accuracy", "round", "share right, held-out part", y_range=(0, 1), width=WIDE, height=HIGH)
+    note = "Of records that nobody trained on. Higher is better."
+    return Figure("accuracy", "training", line_chart(lines, frame), note)
 
 
 def _loss(runs: Sequence[Run]) -> Figure | None:
@@ -71,20 +71,19 @@ def _loss(runs: Sequence[Run]) -> Figure | None:
         lines += [Series("clients' own data", s.x, s.y) for s in _series(runs, "train_loss")]
     if not lines:
         return None
-    log = _wide(lines)
-    svg = line_chart(lines, title="Loss", x_label="round", y_label="cross-entropy", y_log=log, width=WIDE, height=HIGH)
-    note = "Lower is better." + (" The axis is logarithmic." if log else "")
+    frame = _frame("Loss", "round", "cross-entropy", lines)
+    note = "Lower is better." + LOG_NOTE * frame.y_log
     if any(row.certified for run in runs for row in run.ledger):
-        note += " The loss on clients' own data carries no noise: it stays with the server and is not shown here."
-    return Figure("loss", "training", svg, note)
+        note += " The loss on clients' own data has no noise: it stays with the server and is not shown here."
+    return Figure("loss", "training", line_chart(lines, frame), note)
 
 
 def _epsilon(run: Run, several: bool) -> Figure | None:
-    """ε after several rounds: seats with the same account share a line."""
+    """ε after several numbers of rounds; adversaries with the same account share a line."""
     lines: dict[tuple[float | None, ...], tuple[str, list[str]]] = {}
     at = [rounds for rounds, _ in run.over_rounds]
     for unit in ("example", "client"):
-        for tap in SEATS:
+        for tap in SHOWN:
             rows = [best(rows, tap, unit) for _, rows in run.over_rounds]
             values = tuple(None if row is None else row.epsilon for row in rows)
             if any(value is not None for value in values):
@@ -92,57 +91,42 @@ def _epsilon(run: Run, several: bool) -> Figure | None:
     if not lines:
         return None
     made = [Series(f"{', '.join(taps)}: {UNIT[unit]}", at, list(key[:-1])) for key, (unit, taps) in lines.items()]
-    log = _wide(made)
-    title = f"ε over rounds: {run.label}" if several else "ε over rounds"
-    svg = line_chart(made, title=title, x_label="rounds", y_label="certified ε", y_log=log, width=WIDE, height=HIGH)
+    frame = _frame(f"ε over rounds: {run.label}" if several else "ε over rounds", "rounds", "certified ε", made)
     delta = next((row.delta for row in run.ledger if row.certified), None)
-    note = f"At δ = {delta_text(delta)}. Smaller is better. Seats that are not named here have no certificate."
-    return Figure(f"epsilon-{_file(run)}", "privacy", svg, note + (" The axis is logarithmic." if log else ""))
+    note = f"At δ = {delta_text(delta)}. Smaller is better. Adversaries that are not named here have no certificate."
+    return Figure(f"epsilon-{_file(run.label)}", "privacy", line_chart(made, frame), note + LOG_NOTE * frame.y_log)
 
 
 def _norms(runs: Sequence[Run]) -> Figure | None:
-    """What a client sends, over the learning rate and the steps behind it: the length of a gradient (fed-cdp, Fig. 3)."""
+    """The norm of a client's update over learning rate and local steps: the norm of a gradient (fed-cdp, Fig. 3)."""
     lines = _series(runs, "update_norm", lambda run, row: row.get("lr", 0.0) * (run.config.train.local_steps or 0))
     if not lines:
         return None
-    log = _wide(lines)
-    svg = line_chart(
-        lines,
-        title="Length of a client's gradient",
-        x_label="round",
-        y_label="L2 norm",
-        y_log=log,
-        width=WIDE,
-        height=HIGH,
-    )
+    frame = _frame("Norm of a client's gradient", "round", "L2 norm", lines)
     note = (
-        "Mean over the round's clients of what each sends, divided by learning rate and local steps: with the clip and the "
-        "noise that were applied before it left. Much longer than without a defence: it is mostly noise."
+        "Mean over the round's clients of the update that each sends, divided by learning rate and local steps, after "
+        "clipping and noise on the client. Much larger than without a defence: it is mostly noise."
     )
-    return Figure("gradient-norms", "training", svg, note + (" The axis is logarithmic." if log else ""))
+    return Figure("gradient-norms", "training", line_chart(lines, frame), note + LOG_NOTE * frame.y_log)
 
 
 def _heat(runs: Sequence[Run]) -> Figure | None:
-    """The share of attacked examples that the best reconstruction at each seat rebuilt."""
+    """The share of attacked examples that the best reconstruction at each tap rebuilt."""
     tried = {str(a.document.get("tap")) for run in runs for a in run.attacks if rate(a.document) is not None}
     if not tried:
         return None
     taps = [tap for tap in ("server", "client", "batch", "example") if tap in tried or tap in TYPES]
-    grid = [[_most(run, tap) for tap in taps] for run in runs]
-    svg = heat_map(
-        grid,
+    chart = heat_map(
+        [[_most(run, tap) for tap in taps] for run in runs],
         [run.label for run in runs],
         [TYPES.get(tap, tap) for tap in taps],
-        title="Share of attacked examples that were rebuilt",
-        x_label="where the attacker stands",
-        y_label="defence",
+        Frame("Share of attacked examples that were rebuilt", "where the attacker observes", "defence", width=WIDE),
         scale_label="share rebuilt",
         missing="not attacked",
         value_range=(0.0, 1.0),
-        width=WIDE,
     )
-    note = "The best of the attacks that were tried at each seat. 0 is no proof: another attack may do better."
-    return Figure("attack-success", "attacks", svg, note)
+    note = "The best of the attacks that were tried at each tap. 0 is no proof: another attack may do better."
+    return Figure("attack-success", "attacks", chart, note)
 
 
 def _most(run: Run, tap: str) -> float | None:
@@ -151,7 +135,7 @@ def _most(run: Run, tap: str) -> float | None:
 
 
 def _rocs(runs: Sequence[Run]) -> list[Figure]:
-    """A chart for each attack and seat, all runs in it, with what each run's certificate allows."""
+    """A chart for each attack and tap, all runs in it, with what each run's certificate allows."""
     groups: dict[tuple[str, str], list[tuple[Run, Stored]]] = {}
     for run in runs:
         for attack in run.attacks:
@@ -170,15 +154,15 @@ def _roc(name: str, tap: str, several: Sequence[tuple[Run, Stored]]) -> Figure:
         if epsilon is not None and delta is not None:
             allowed.append(Allowed(epsilon, delta, run.label))
     seen = sorted(set(allowed), key=lambda one: one.epsilon)
-    svg = roc_chart(
-        curves, title=f"{name}: {WHO[tap].name if tap in WHO else tap}", allowed=seen, width=WIDE, height=WIDE
-    )
+    title = f"{name}: {ADVERSARIES[tap].name if tap in ADVERSARIES else tap}"
     bound = "No attack may rise above the dashed line of its run." if seen else "Nothing is certified here."
-    return Figure(f"roc-{name}-{tap}", "attacks", svg, f"Along the line of chance an attack learns nothing. {bound}")
+    note = f"Along the line of chance an attack learns nothing. {bound}"
+    return Figure(f"roc-{_file(f'{name}-{tap}')}", "attacks", roc_chart(curves, title, allowed=seen, size=WIDE), note)
 
 
-def _file(run: Run) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in run.label.replace(" ", "-")).strip("-") or "run"
+def _file(name: str) -> str:
+    """A name as part of a file name."""
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name.replace(" ", "-")).strip("-") or "run"
 
 
 def _over(value: object, by: float) -> float | None:
@@ -188,9 +172,3 @@ def _over(value: object, by: float) -> float | None:
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _wide(lines: Sequence[Series]) -> bool:
-    """Whether values spread so far that a plain axis would hide the small ones."""
-    values = np.array([y for line in lines for y in line.y if y is not None], float)
-    return bool(len(values) and values.min() > 0 and values.max() > 20 * values.min())

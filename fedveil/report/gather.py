@@ -1,6 +1,6 @@
-"""What a report is made from: one run folder, read as far as it can be, with a line on everything that cannot.
+"""Reads run folders for a report: as much of each as can be read, and a line on every file that cannot.
 
-Nothing is trained or attacked here. Only the account is computed anew, for several rounds, since it needs no data.
+Nothing is trained or attacked here. The account is computed again, after several numbers of rounds, since it needs no data.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.taps import ACCOUNTED_TAPS
 
 CLAIMS = (*RULES, "joint", "as-published")
-SERVER_ONLY = ("train_loss", "update_norm")  # carry no noise, see the assumptions of certified rows
-POINTS = 8  # rounds at which the account is drawn
+SERVER_ONLY = ("train_loss", "update_norm")  # have no noise: see the assumptions of certified rows
+POINTS = 8  # how often on the way the account is computed
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Run:
     toml: str
     info: Mapping[str, Any]
     metrics: Sequence[Mapping[str, Any]]
-    rounds: int  # that are accounted for: whatever any file shows
+    rounds: int  # the most that any file of the folder shows
     ledger: Sequence[Row]
-    over_rounds: Sequence[tuple[int, Sequence[Row]]]  # certified rows after so many rounds
+    over_rounds: Sequence[tuple[int, Sequence[Row]]]  # (rounds, certified rows after them)
     attacks: Sequence[Stored]
     problems: Sequence[str]
 
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def scores(self) -> tuple[float | None, float | None, int | None]:
-        """The last accuracy and loss that were measured and are numbers, and after how many rounds."""
+        """The last accuracy and loss that were measured (None if not finite), and the number of rounds before them."""
         for row in reversed(self.metrics):
             if "accuracy" in row:
                 return _finite(row["accuracy"]), _finite(row.get("loss")), int(row["round"]) + 1
@@ -68,7 +68,7 @@ class Run:
         return str(result.get("split", "held-out")) if isinstance(result, dict) else "held-out"
 
     def best(self, tap: str, unit: str) -> Row | None:
-        """The certificate at a tap: of being there or not where there is one, else of being replaced; None if none."""
+        """The certificate at a tap for presence or absence, else for replacement; None where there is none."""
         return best(self.ledger, tap, unit)
 
     def why_open(self, tap: str, unit: str) -> str:
@@ -76,22 +76,23 @@ class Run:
         rows = [r for r in self.ledger if (r.tap, r.unit) == (tap, unit) and not r.certified and not claimed(r)]
         if not rows:
             return "there is no account of this run"
-        return "no noise lies between the data and this seat" if rows[0].reason.startswith("open:") else rows[0].reason
+        bare = rows[0].reason.startswith("open:")
+        return "there is no noise between the data and this adversary" if bare else rows[0].reason
 
 
 def claimed(row: Row) -> bool:
-    """Whether a row repeats what a paper claims."""
+    """Whether a row repeats the claim of a paper."""
     return row.rule in CLAIMS
 
 
 def best(rows: Sequence[Row], tap: str, unit: str) -> Row | None:
-    """Of the certificates for a tap and a unit, the one whose adjacency asks least, and of these the smallest ε."""
+    """Of the certificates for a tap and a unit, those for presence or absence first, and of these the smallest ε."""
     here = [r for r in rows if (r.tap, r.unit) == (tap, unit) and r.certified and r.epsilon is not None]
     return min(here, key=lambda r: (r.adjacency == "replace", r.epsilon), default=None)
 
 
 def gather(paths: Sequence[Path]) -> list[Run]:
-    """The runs in the order given, with labels that tell them apart."""
+    """The runs in the given order, with labels that differ."""
     if not paths:
         raise ConfigError("RUN", None, "takes the folders of one or more runs")
     runs = [_read(path) for path in paths]
@@ -119,7 +120,7 @@ def _read(path: Path) -> Run:
 
 
 def _publishable(metrics: list[dict[str, Any]], ledger: Sequence[Row]) -> list[dict[str, Any]]:
-    """The metrics that a certificate covers: those measured on clients' data without noise stay with the server."""
+    """The metrics without those that were measured on clients' data without noise, where anything is certified."""
     if not any(row.certified for row in ledger):
         return metrics
     return [{key: value for key, value in row.items() if key not in SERVER_ONLY} for row in metrics]
@@ -137,7 +138,7 @@ def _info(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def _metrics(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """All whole lines; what follows a line that was cut by a crash is left out."""
+    """All lines up to the first that a crash cut short."""
     file = path / "metrics.jsonl"
     if not file.exists():
         return []
@@ -168,7 +169,7 @@ def _checkpoint(path: Path, problems: list[str]) -> int:
 def _accounts(
     path: Path, info: Mapping[str, Any], rounds: int, problems: list[str]
 ) -> tuple[list[Row], list[tuple[int, list[Row]]]]:
-    """The account of the rounds behind the run, and of several rounds on the way."""
+    """The account after all rounds of the run, and after several numbers of rounds on the way."""
     if rounds == 0:
         return [], []
     from fedveil.accounting import ledger
@@ -187,7 +188,7 @@ def _accounts(
 
 
 def _stored_account(info: Mapping[str, Any], problems: list[str]) -> list[Row]:
-    """The account that a finished run wrote down: its data or its model are not here to compute it anew."""
+    """The account that the run stored, for a run whose data or model are needed to compute it and are not here."""
     result = info.get("result")
     rows = result.get("ledger") if isinstance(result, dict) else None
     try:
@@ -196,7 +197,7 @@ def _stored_account(info: Mapping[str, Any], problems: list[str]) -> list[Row]:
         made = []
     made = [row for row in made if row.tap in ACCOUNTED_TAPS]
     if not made:
-        problems.append("the run was made with data or a model of its own and wrote down no account: ε is not known")
+        problems.append("the run used data or a model from outside and stored no account: ε is not known")
     return made
 
 

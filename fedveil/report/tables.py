@@ -1,4 +1,4 @@
-"""Tables as text: CSV, LaTeX (booktabs) and Markdown. Cells may be text, numbers, yes or no, or None for "not there"."""
+"""Tables as text: CSV, LaTeX (booktabs) and Markdown. A cell is a text, a number, a boolean or None."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 Number = int | float | np.integer | np.floating
 
 ABSENT = "–"
+FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in XML 1.0
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -22,11 +23,15 @@ _LATEX = {
     ">": r"\textgreater{}",
     '"': r"\textquotedbl{}",
     "|": r"\textbar{}",
-    "[": "{[}",  # at the start of a row, a bracket or a star would belong to the row's end before it
+    "[": "{[}",  # at the start of a row, LaTeX reads a bracket or a star as an option of the row break before it
     "*": "{*}",
     "–": "--",
     "…": r"\dots{}",
     **{character: "\\" + character for character in "&%$#_{}"},
+    **{
+        character: rf"\textsuperscript{{{plain}}}"
+        for character, plain in zip("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789", strict=True)
+    },
     **{
         character: f"${command}$"
         for character, command in {
@@ -48,7 +53,7 @@ _LATEX = {
 
 
 def number(value: Number | None, digits: int = 4) -> str:
-    """So many significant digits, but whole numbers and those below a million lose none before the point."""
+    """A number with this many significant digits; whole numbers, and digits before the point below a million, are kept."""
     if value is None:
         return ABSENT
     if isinstance(value, int | np.integer):
@@ -77,25 +82,25 @@ def table_csv(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def table_latex(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A `tabular` with the rules of the package booktabs; columns of numbers are set flush right."""
-    lines = [" & ".join(line) + r" \\" for line in [[_latex(name) for name in header], *_cells(header, rows, _latex)]]
+    """A `tabular` with the rules of the package booktabs; columns of numbers are aligned right."""
+    lines = [" & ".join(line) + r" \\" for line in [[latex(name) for name in header], *_cells(header, rows, latex)]]
     columns = "".join("r" if numeric else "l" for numeric in _numeric(header, rows))
     begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
     return "\n".join([begin, r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", end]) + "\n"
 
 
 def table_markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table as GitHub reads it; columns of numbers are set flush right."""
+    """A table as GitHub reads it; columns of numbers are aligned right."""
     cells = _cells(header, rows, _markdown)
     rule = ["---:" if numeric else "---" for numeric in _numeric(header, rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in [[_markdown(name) for name in header], rule, *cells])
 
 
 def _cells(header: Sequence[str], rows: Sequence[Sequence[object]], escaped: Callable[[str], str]) -> list[list[str]]:
-    for place, row in enumerate(rows, 1):
+    for index, row in enumerate(rows, 1):
         if len(row) != len(header):
             raise ValueError(
-                f"row {place} of the table has {len(row)} cells, the header has {len(header)}: {list(row)}"
+                f"row {index} of the table has {len(row)} cells, the header has {len(header)}: {list(row)}"
             )
     return [[escaped(_text(cell)) for cell in row] for row in rows]
 
@@ -107,19 +112,20 @@ def _text(cell: object) -> str:
 
 
 def _numeric(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
-    """Which columns hold numbers, and nothing else but gaps."""
-    columns = [[row[place] for row in rows if row[place] is not None] for place in range(len(header))]
+    """Which columns hold only numbers and gaps."""
+    columns = [[row[index] for row in rows if row[index] is not None] for index in range(len(header))]
     return [
         bool(column) and all(isinstance(cell, Number) and not isinstance(cell, bool) for cell in column)
         for column in columns
     ]
 
 
-def _latex(text: str) -> str:
+def latex(text: str) -> str:
+    """Text with the characters escaped that LaTeX would read as commands."""
     return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
 
 
 def _markdown(text: str) -> str:
-    """Marks are escaped; an underscore inside a word is none."""
+    """Text with Markdown's marks escaped; an underscore inside a word is no mark."""
     marked = re.sub(r"([\\`*|\[\]]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", " ".join(text.split()))
     return marked.replace("&", "&amp;").replace("<", "&lt;")

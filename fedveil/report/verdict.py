@@ -1,4 +1,4 @@
-"""The answer for one run and one seat: what an attack got there, what is proved there, and a word for both together.
+"""The verdict on one run and one adversary: what attacks got, what is proved, and one word for both together.
 
 A failed attack proves nothing, and a certificate with a large ε rules nothing out: the words keep these apart.
 """
@@ -13,16 +13,16 @@ from typing import Any
 from fedveil.accounting.ledger import Row
 from fedveil.attacks.results import Stored
 from fedveil.report.gather import Run
+from fedveil.report.glossary import ADVERSARIES, SHOWN, Adversary, percent, weak
 from fedveil.report.tables import number
-from fedveil.report.words import percent, weak
 
 LEAKS, HINTS, LIMITED, WEAK, OPEN, UNKNOWN = "leaks", "hints", "limited", "weak limit", "no limit", "not known"
 CLASSES = {LEAKS: "leak", HINTS: "weak", LIMITED: "limited", WEAK: "weak", OPEN: "open", UNKNOWN: "unknown"}
 MEANS = {
     LEAKS: "an attack rebuilt training examples here, in the share of cases that is given",
     HINTS: "no example was rebuilt, but an attack guesses better than chance what was trained on",
-    LIMITED: "a limit is proved that rules something out; attacks failed here, or none was tried",
     WEAK: "a limit is proved, but its ε is so large that it rules out next to nothing; attacks failed, or none was tried",
+    LIMITED: "a limit is proved that rules something out; attacks failed here, or none was tried",
     OPEN: "the attacks tried here failed, which proves nothing: another may succeed, and no limit is proved",
     UNKNOWN: "nobody tried an attack here, and no limit is proved: this is not safety",
 }
@@ -30,22 +30,36 @@ MEANS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """One seat of one run."""
+    """One adversary of one run."""
 
     tap: str
     word: str
     rebuilt: Stored | None  # the reconstruction that got most, if any was tried
     guessed: Stored | None  # the membership or property attack that got most
     record: Row | None  # the certificate for one record
-    client: Row | None  # and for all of one client
+    client: Row | None  # the certificate for all of one client
     why_open: str
 
     @property
     def tried(self) -> bool:
         return self.rebuilt is not None or self.guessed is not None
 
+    @property
+    def proofs(self) -> list[Row]:
+        return [row for row in (self.record, self.client) if row is not None]
+
+    @property
+    def adversary(self) -> Adversary:
+        return ADVERSARIES[self.tap]
+
+
+def verdicts(run: Run) -> list[Verdict]:
+    """The verdicts on all adversaries, in the order of the summary."""
+    return [verdict(run, tap) for tap in SHOWN]
+
 
 def verdict(run: Run, tap: str) -> Verdict:
+    """What the attacks at this tap got, and what the ledger proves there."""
     here = [attack for attack in run.attacks if attack.document.get("tap") == tap]
     rebuilt = max(
         (a for a in here if rate(a.document) is not None), key=lambda a: rate(a.document) or 0.0, default=None
@@ -72,12 +86,12 @@ def rate(document: Mapping[str, Any]) -> float | None:
 
 
 def area(document: Mapping[str, Any]) -> float | None:
-    """The area under the ROC curve of an attack that guesses; None for other attacks."""
+    """The area under the ROC curve of a membership or property attack; None for other attacks."""
     return _number(document.get("auc"))
 
 
 def tells_apart(document: Mapping[str, Any]) -> bool:
-    """Whether guesses are better than chance beyond what chance explains (95 %)."""
+    """Whether the lower end of the 95 % interval of the area is above chance."""
     span = document.get("interval")
     low = _number(span[0]) if isinstance(span, list) and len(span) == 2 else None
     return low is not None and low > 0.5
@@ -86,22 +100,21 @@ def tells_apart(document: Mapping[str, Any]) -> bool:
 def rebuilt_text(document: Mapping[str, Any]) -> str:
     """ "rebuilt 10 of 15 (67 %; 95 % interval 42 to 85 %)"."""
     share, images, seeds = rate(document) or 0.0, document.get("images"), document.get("seeds")
+    span = document.get("interval")
+    known = isinstance(span, list) and len(span) == 2
     if isinstance(images, int) and seeds in (None, 1):
         count = round(share * images)
         text = f"rebuilt {count} of {images}"
+        span = span if known or not images else list(wilson(count, images))
     else:
         text = f"rebuilt {percent(share)} of {images} in {seeds} tries each"
-        count = -1
-    span = document.get("interval")
-    if not (isinstance(span, list) and len(span) == 2) and count >= 0 and isinstance(images, int) and images:
-        span = list(wilson(count, images))
     if isinstance(span, list) and len(span) == 2 and all(_number(end) is not None for end in span):
-        text += f" (95\u00a0% interval {_round_percent(span[0])} to {_round_percent(span[1])}\u00a0%)"
+        text += f" (95\u00a0% interval {100 * span[0]:.0f} to {100 * span[1]:.0f}\u00a0%)"
     return text
 
 
 def guessed_text(document: Mapping[str, Any]) -> str:
-    """What an attack that guesses got, and against what chance would."""
+    """What a membership or property attack got, compared with chance."""
     what = {"melis": "which batches have a property", "client-membership": "which clients took part"}
     asked = what.get(str(document["attack"]), "which records were trained on")
     span = document.get("interval")
@@ -116,10 +129,6 @@ def wilson(count: int, trials: int) -> tuple[float, float]:
     middle = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def _round_percent(share: float) -> str:
-    return f"{100 * share:.0f}"
 
 
 def _number(value: object) -> float | None:

@@ -1,4 +1,4 @@
-"""The report: true words for what folders hold, one page without anything from outside, and tables for papers."""
+"""The report says what run folders hold, on one page that needs nothing from outside, and in charts and tables."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from fedveil.attacks import results
 from fedveil.attacks.results import Pictures
 from fedveil.config import load, resolve, to_toml
 from fedveil.core.errors import ConfigError
-from fedveil.report import raster
 from fedveil.report.figures import figures
 from fedveil.report.gather import best, gather
+from fedveil.report.glossary import delta_text, limit, percent, weak
 from fedveil.report.page import render
 from fedveil.report.verdict import HINTS, LEAKS, LIMITED, OPEN, UNKNOWN, WEAK, rebuilt_text, verdict
-from fedveil.report.words import delta_text, limit, percent, weak
 
 SETTINGS = ["data.clients=20", "train.rounds=12", "model.name=logistic", "train.local_steps=1"]
 NASTY = "<img src=x onerror=alert(1)>&\"'"
@@ -146,6 +145,8 @@ def test_page_needs_nothing_from_outside(page):
     outside = set(re.findall(r"(?:https?:)?//[^\s\"'<>)]+", re.sub(r"base64,[^\"]+", "", page)))
     assert outside <= {"http://www.w3.org/2000/svg"}
     assert "@media print" in page and "prefers-color-scheme: dark" in page and "width=device-width" in page
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids)) and sum(one.startswith("chart-") for one in ids) > 7
 
 
 def test_page_answers_first(page):
@@ -177,7 +178,7 @@ def test_page_gives_the_ledgers_numbers_and_assumptions(study, page):
     assert "jax 1.2.3" in text and 'name = "fed-cdp"' in text
 
 
-def test_words_of_seats(study):
+def test_verdicts(study):
     none, sdp, cdp = gather(study)
     words = {
         (run.label, tap): verdict(run, tap).word for run in (none, sdp, cdp) for tap in ("server", "example", "release")
@@ -203,7 +204,7 @@ def test_single_run_and_the_best_of_several_attacks(tmp_path):
     for share in (0.25, 0.5, 0.0):
         results.save(run, {"tv": share}, document("client", share))
     text = Reader(render([run])).text
-    assert "Leaks to whoever reads a client's update before it leaves. An attack rebuilt 8 of 16" in text
+    assert "Leaks to an observer who reads a client's update before it leaves. An attack rebuilt 8 of 16" in text
     assert text.count("cpl (tv 0.25)") == 1
 
 
@@ -260,17 +261,18 @@ def test_own_models_keep_the_account_they_wrote(tmp_path):
     (run / "run.json").write_text(json.dumps({**info, "own_model": True, "result": {"ledger": [row.as_dict()]}}))
     assert gather([run])[0].best("release", "example").epsilon == 1.2345
     (run / "run.json").write_text(json.dumps({**info, "own_model": True}))
-    assert "wrote down no account" in Reader(render([run])).text
+    assert "stored no account" in Reader(render([run])).text
 
 
 def test_nothing_in_a_folder_becomes_markup(tmp_path):
-    run = folder(tmp_path / f"r{NASTY.replace('/', '')}", note=NASTY)
+    run = folder(tmp_path / f"r{NASTY.replace('/', '')}", note=NASTY + "\x00\x1b{{ 7 * 7 }}")
     shown = json.dumps({**document("server"), "attack": NASTY, "rule": NASTY, "settings": {NASTY: NASTY}})
     (run / "attacks").mkdir()
     (run / "attacks" / "a.json").write_text(shown)
     text = render([run, folder(tmp_path / "b")])
     read = Reader(text)
     assert NASTY in read.text and "<img src=x" not in text
+    assert NASTY + "\ufffd\ufffd{{ 7 * 7 }}" in read.text  # no control characters, and no template
 
 
 # --- pictures, charts, tables
@@ -305,7 +307,7 @@ def test_charts(study):
         "accuracy", "loss", "gradient-norms", "epsilon-fed-sdp", "epsilon-fed-cdp", "attack-success",
         "roc-loss-threshold-release",
     }  # fmt: skip
-    texts = {name: "".join(ET.fromstring(one.svg).itertext()) for name, one in drawn.items()}
+    texts = {name: "".join(ET.fromstring(one.chart.svg()).itertext()) for name, one in drawn.items()}
     assert "not attacked" in texts["attack-success"] and "0.75" in texts["attack-success"]
     assert "fed-cdp: allowed by ε = 0.4" in texts["roc-loss-threshold-release"]
     assert "release" in texts["epsilon-fed-sdp"] and "server" not in texts["epsilon-fed-sdp"]
@@ -339,6 +341,16 @@ def test_command_writes_page_charts_and_tables(study, tmp_path, fedveil_cli):
     assert len(list(csv.reader((tmp_path / "tables" / "metrics.csv").open(encoding="utf-8")))) == 1 + 3 * 12
 
 
+def test_command_writes_charts_in_every_form(study, tmp_path, fedveil_cli):
+    starts = {"svg": b"<svg", "png": b"\x89PNG", "pdf": b"%PDF", "pgf": b"% Include"}
+    folders = [part for form in starts for part in (f"--{form}", f"all/{form}")]
+    answer = fedveil_cli("report", study[1], *folders, "--json", cwd=tmp_path)
+    made = json.loads(answer.out)
+    for form, start in starts.items():
+        assert made[form] == [f"all/{form}/{name}.{form}" for name in ("accuracy", "loss", "epsilon-fed-sdp")]
+        assert all((tmp_path / name).read_bytes().startswith(start) for name in made[form])
+
+
 def test_command_prints_where_the_page_is(study, fedveil_cli, tmp_path):
     answer = fedveil_cli("report", *study, cwd=tmp_path)
     place = (study[0].parent / "report.html").resolve()
@@ -355,11 +367,10 @@ def test_command_prints_where_the_page_is(study, fedveil_cli, tmp_path):
         (["."], ("RUN", "no config.toml")),
         (["{run}", "--out", "page.pdf"], ("--out", "page.pdf", "report.html")),
         (["{run}", "--tables", ""], ("--tables", "takes a path")),
-        (["{run}", "--png", "png"], ("--png", "rsvg-convert", "--svg")),
+        (["{run}", "--pgf", ""], ("--pgf", "takes a path")),
     ],
 )
-def test_wrong_use_is_one_line(arguments, words, study, fedveil_cli, tmp_path, monkeypatch):
-    monkeypatch.setattr(raster.shutil, "which", lambda name: None)
+def test_wrong_use_is_one_line(arguments, words, study, fedveil_cli, tmp_path):
     answer = fedveil_cli("report", *(part.format(run=study[1]) for part in arguments), cwd=tmp_path)
     assert answer.code == 2 and answer.out == "" and answer.err.count("\n") == 1
     assert all(word in answer.err for word in words) and not list(tmp_path.iterdir())
@@ -368,14 +379,6 @@ def test_wrong_use_is_one_line(arguments, words, study, fedveil_cli, tmp_path, m
 def test_no_folders_at_all():
     with pytest.raises(ConfigError, match="takes the folders"):
         gather([])
-
-
-def test_charts_become_png_by_a_program_of_the_machine(study, tmp_path, fedveil_cli):
-    if not any(raster.shutil.which(name) for name in raster.PROGRAMS):
-        pytest.skip("none of rsvg-convert, Inkscape and Chromium is here")
-    figure = figures(gather(study[:1]))[0]
-    raster.write_png(raster.find(), tmp_path / "a.png", figure.svg)
-    assert Image.open(tmp_path / "a.png").size[0] >= 900
 
 
 # --- words

@@ -286,7 +286,7 @@ def test_figure_4_moves_the_attacker_and_keeps_the_victim(played):
     assert [c.data.clients for c in played] == [12] * 6 + [20] * 6
     points = [row for row in rows if "differing" in row]
     assert len(points) == 24 and points[0]["ssim_unseen"] is None
-    assert chart4(rows, "closed").count("passive-local, K = 12") > 6  # a label and six marked points
+    assert "passive-local, K = 12: 6 points, " in chart4(rows, "closed").description
     # The stand-in's federations are the same at every point, so nothing can have a slope.
     trends = [row["trend"]["slope"]["mean"] for row in rows if "trend" in row]
     effects = [row["more_clients"]["mean"] for row in rows if "more_clients" in row]
@@ -318,7 +318,7 @@ def test_figure_6a_turns_up_the_noise(played):
     rows = figure6a(SMALL, sigmas=(5.0,), modes=("same",), seeds=2, ways=("closed",))
     told = [(row["seat"], row["sigma"], row["server_noise_mode"]) for row in rows if "seat" in row]
     assert told == [(seat, s, m) for s, m in ((None, "none"), (0.0, "none"), (5.0, "same")) for seat in ADVERSARIES]
-    drawn = chart6a(rows, "closed")
+    drawn = chart6a(rows, "closed").description
     assert all(f"{seat}, same" in drawn and f"{seat}, no defence" in drawn for seat in ADVERSARIES)
     noised = played[-1].defense[0]
     assert noised["noise"] == noised["server_noise"] == 5.0 and noised["server_noise_mode"] == "same"

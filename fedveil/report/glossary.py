@@ -1,70 +1,64 @@
-"""Plain words for what accounts and attacks say, for a reader who has to decide and has not read the papers."""
+"""Plain words for taps, units, adjacencies and (ε, δ), for readers who have not read the papers."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from fedveil.report.roc import Allowed
+from fedveil.report.charts import Allowed
 from fedveil.report.tables import number
 
 
 @dataclass(frozen=True)
-class Who:
-    """Who stands at a tap."""
+class Adversary:
+    """The adversary at one tap."""
 
     tap: str
     name: str
     sees: str
-    closes: str  # which settings limit what is seen there
+    closes: str  # the settings that limit what this adversary can learn
+
+    @property
+    def inside(self) -> str:
+        """The name inside a sentence."""
+        return self.name[0].lower() + self.name[1:]
 
 
-WHO: dict[str, Who] = {
-    who.tap: who
-    for who in (
-        Who(
+_ON_MODEL = "noise on the sum or before it: defense.name=fed-sdp or fed-cdp"
+ADVERSARIES: dict[str, Adversary] = {
+    one.tap: one
+    for one in (
+        Adversary(
             "server",
             "The server",
             "what each client sends, one message at a time (leakage type 0)",
             "noise before the message leaves: defense.name=fed-cdp, or defense.name=fed-sdp with defense.placement=client. "
             "train.secure_aggregation=true hides single messages, which is no proof by itself",
         ),
-        Who(
+        Adversary(
             "client",
-            "Whoever reads a client's update before it leaves",
+            "An observer who reads a client's update before it leaves",
             "the same update, on the client's machine (leakage type 1)",
             "noise while the client trains: defense.name=fed-cdp, or defense.name=fed-sdp with defense.placement=client",
         ),
-        Who(
+        Adversary(
             "example",
-            "Whoever watches a client train",
+            "An observer who watches a client train",
             "the gradient of every single example (leakage type 2)",
             "noise on every single gradient: defense.name=fed-cdp with defense.placement=example",
         ),
-        Who("batch", "Whoever watches a client's batches", "the gradient of each batch", "defense.name=fed-cdp"),
-        Who(
-            "broadcast",
-            "Any other client",
-            "the model that goes out in every round",
-            "noise on the sum or before it: defense.name=fed-sdp or fed-cdp",
-        ),
-        Who(
-            "release",
-            "Whoever gets the final model",
-            "the model after the last round",
-            "noise on the sum or before it: defense.name=fed-sdp or fed-cdp",
-        ),
+        Adversary("batch", "An observer of a client's batches", "the gradient of each batch", "defense.name=fed-cdp"),
+        Adversary("broadcast", "Any other client", "the model that goes out in every round", _ON_MODEL),
+        Adversary("release", "A recipient of the final model", "the model after the last round", _ON_MODEL),
     )
 }
-SEATS = (
+SHOWN = (
     "server",
     "client",
     "example",
     "broadcast",
     "release",
-)  # in the order of the answer: types 0, 1, 2, then models
-
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+)  # in the order of the summary: types 0, 1, 2, then models
 
 UNIT = {
     "example": "one record",
@@ -83,9 +77,11 @@ STATUS = {
     "attacked": "no training: attacks alone",
 }
 
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
 
 def limit(epsilon: float, delta: float) -> str:
-    """What (ε, δ) leaves to someone who guesses whether a given record was there, in numbers of people."""
+    """What (ε, δ) leaves to an attack that guesses whether a given record was there, in numbers of people."""
     if weak(epsilon, delta):
         return "So large an ε rules out next to nothing: with 1 false alarm in 100, one may find nearly all who were there."
     caught = float(Allowed(epsilon, delta).most(0.01)) * 100
@@ -93,12 +89,12 @@ def limit(epsilon: float, delta: float) -> str:
 
 
 def weak(epsilon: float, delta: float) -> bool:
-    """Whether a certificate is one in form only."""
+    """Whether a certificate rules out next to nothing."""
     return float(Allowed(epsilon, delta).most(0.01)) > 0.95
 
 
 def delta_text(delta: float | None) -> str:
-    """δ as a power of ten where it is one."""
+    """δ, as a power of ten where it is one."""
     power = round(math.log10(delta)) if delta else 0
     if delta and math.isclose(delta, 10.0**power):
         return f"10{str(power).translate(_SUPERSCRIPTS)}"
@@ -106,6 +102,6 @@ def delta_text(delta: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage, with one place where it is small or nearly whole."""
+    """A share as a percentage, with one digit after the point below 10 % and above 90 %."""
     value = 100 * share
     return f"{value:.0f} %" if 10 <= value <= 90 or value in (0, 100) else f"{value:.1f} %"

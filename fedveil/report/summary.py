@@ -1,0 +1,182 @@
+"""The top of the page: what leaks, to whom, at which ε and at which accuracy, and which settings limit it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedveil.report.gather import Run
+from fedveil.report.glossary import ADVERSARIES, SHOWN, STATUS, UNIT, delta_text, limit, percent, weak
+from fedveil.report.tables import number
+from fedveil.report.verdict import (
+    HINTS,
+    LEAKS,
+    LIMITED,
+    MEANS,
+    Verdict,
+    guessed_text,
+    rate,
+    rebuilt_text,
+    tells_apart,
+    verdict,
+    verdicts,
+)
+
+GOAL = 2  # the ε that the suggested commands calibrate for
+
+
+@dataclass(frozen=True)
+class Point:
+    """One sentence of the summary: its first words are printed bold."""
+
+    strong: str
+    rest: str = ""
+
+
+# --- sentences on one run
+
+
+def points(run: Run) -> list[Point]:
+    """Accuracy, what attacks got, what is proved, which attacks failed, and what is not known."""
+    seen = verdicts(run)
+    return [_accuracy(run), *_found(seen), *_limits(seen), *_failures(seen), *_unknown(run, seen)]
+
+
+def _accuracy(run: Run) -> Point:
+    accuracy, loss, after = run.scores
+    made = f"{run.rounds} of {run.planned} rounds made; " if run.rounds else ""
+    status = f"The training: {made}{STATUS.get(run.status, run.status)}."
+    if after is None:
+        return Point("Accuracy was never measured.", f" {status}")
+    if accuracy is None:
+        return Point(f"After {after} rounds the accuracy is not a number", f": the training diverged. {status}")
+    diverged = " Its loss is not a number: the training diverged." if loss is None else ""
+    told = f" of held-out records right ({run.split} part), after {after} rounds.{diverged} {status}"
+    return Point(f"Accuracy {percent(accuracy)}", told)
+
+
+def _found(seen: Sequence[Verdict]) -> list[Point]:
+    """What attacks got; adversaries with the same result share a sentence."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for one in seen:
+        if one.rebuilt is not None and rate(one.rebuilt.document):
+            told = f" An attack {rebuilt_text(one.rebuilt.document)} training examples."
+            groups.setdefault(("Leaks to", told), []).append(one.adversary.inside)
+        if one.guessed is not None and tells_apart(one.guessed.document):
+            told = f" An attack {guessed_text(one.guessed.document)}."
+            groups.setdefault(("Gives hints to", told), []).append(one.adversary.inside)
+    return [Point(f"{what} {joined(names)}.", told) for (what, told), names in groups.items()]
+
+
+def _limits(seen: Sequence[Verdict]) -> list[Point]:
+    """What is proved; adversaries with the same certificate share a sentence."""
+    groups: dict[tuple[float, float, str], list[str]] = {}
+    for one in seen:
+        for row in one.proofs:
+            groups.setdefault((row.epsilon or 0.0, row.delta or 0.0, row.unit), []).append(one.adversary.inside)
+    return [
+        Point(
+            f"Proved against {joined(names)}, for {UNIT[unit]}: ε = {number(epsilon, 3)}",
+            f" (δ = {delta_text(delta)}). {limit(epsilon, delta)}",
+        )
+        for (epsilon, delta, unit), names in groups.items()
+    ]
+
+
+def _failures(seen: Sequence[Verdict]) -> list[Point]:
+    failed = [one.adversary.inside for one in seen if one.tried and one.word not in (LEAKS, HINTS)]
+    told = " That proves nothing by itself: another attack may succeed."
+    return [Point(f"Attacks by {joined(failed)} failed.", told)] if failed else []
+
+
+def _unknown(run: Run, seen: Sequence[Verdict]) -> list[Point]:
+    untried = [one.adversary.inside for one in seen if not one.tried]
+    unproved = [one.adversary.inside for one in seen if not one.proofs]
+    found = []
+    if untried:
+        found.append(Point(f"Attacks by {joined(untried)} were not tried.", " Nothing is shown, either way."))
+    if not run.rounds:
+        found.append(Point("No account.", " No round was made, so there is no ε."))
+    elif unproved:
+        found.append(Point(f"Nothing is proved against {joined(unproved)}."))
+    return found
+
+
+def joined(names: Sequence[str]) -> str:
+    """ "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+# --- several runs
+
+
+def measured(run: Run) -> str:
+    """The accuracy in a table cell."""
+    accuracy, _, after = run.scores
+    if accuracy is None:
+        return "not measured" if after is None else "not a number"
+    return percent(accuracy)
+
+
+def costs(runs: Sequence[Run]) -> list[str]:
+    """The accuracy that each run loses against the most accurate one, and what still leaks."""
+    known = [(run, accuracy) for run in runs if (accuracy := run.scores[0]) is not None]
+    if len(known) < 2:
+        return []
+    top, most = max(known, key=lambda pair: pair[1])
+    lines = []
+    for run, accuracy in known:
+        if run is not top:
+            leaks = [one.adversary.inside for one in verdicts(run) if one.word == LEAKS]
+            tells = f"still leaks to {joined(leaks)}" if leaks else "no attack tried here rebuilt anything"
+            lines.append(
+                f"{run.label} costs {100 * (most - accuracy):.0f} points of accuracy against {top.label}; {tells}."
+            )
+    return lines
+
+
+def used_words(runs: Sequence[Run]) -> list[str]:
+    """The verdict words on the page."""
+    used = {one.word for run in runs for one in verdicts(run)}
+    return [word for word in MEANS if word in used]
+
+
+def record_exceeds_client(runs: Sequence[Run]) -> bool:
+    """Whether ε for one record is larger than for all of its client somewhere, which needs an explanation."""
+    pairs = [(run.best(tap, "example"), run.best(tap, "client")) for run in runs for tap in SHOWN]
+    return any(a and b and (a.epsilon or 0.0) > (b.epsilon or 0.0) for a, b in pairs)
+
+
+# --- what to set
+
+
+def advice(runs: Sequence[Run]) -> list[Point]:
+    """For each adversary that some run leaves without a limit that rules something out: the settings that give one."""
+    lines = []
+    for tap in SHOWN:
+        here = [(run, verdict(run, tap)) for run in runs]
+        if all(one.word == LIMITED for _, one in here):
+            continue
+        proved = [f"{run.label} has ε = {_smallest(one)}" for run, one in here if one.proofs]
+        said = f" Of these runs, {joined(proved)}." if proved and len(runs) > 1 else ""
+        lines.append(Point(ADVERSARIES[tap].name, f": {ADVERSARIES[tap].closes}.{said}"))
+    return lines
+
+
+def _smallest(one: Verdict) -> str:
+    row = min(one.proofs, key=lambda row: row.epsilon or 0.0)
+    return f"{number(row.epsilon, 3)} for {UNIT[row.unit]}"
+
+
+def calibrations(runs: Sequence[Run]) -> list[str]:
+    """For each run with a weak certificate, the command that finds the noise for a small ε."""
+    commands = []
+    for run in runs:
+        firsts = [row for one in verdicts(run) for row in one.proofs[:1]]
+        rows = [row for row in firsts if weak(row.epsilon or 0.0, row.delta or 0.0)]
+        if rows:
+            worst = max(rows, key=lambda row: row.epsilon or 0.0)
+            file = shlex.quote(f"{run.path}/config.toml")
+            commands.append(f"fedveil calibrate {file} --epsilon {GOAL} --tap {worst.tap} --unit {worst.unit}")
+    return commands
