@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fedveil.attacks.reconstruct import inits
+from fedveil.attacks.reconstruction import inits
 
 from benchmarks import attack as bench
 from benchmarks.peers import breaching_attack, torch_attack
