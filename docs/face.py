@@ -1,8 +1,8 @@
 """Draws docs/pictures/face.png: one face, as the attack rebuilds it without a defence and under Fed-CDP.
 
-Usage: `FEDVEIL_DATA=FOLDER python docs/face.py`, where FOLDER holds the LFW faces (see docs/data.md). It takes half a minute
-on two cores. The script runs `fedveil attack` twice on the same client, batch and initial model. `train.noise_seed` fixes the
-draws, so a second run of the script gives the same picture on the same machine.
+Usage: `FEDVEIL_DATA=FOLDER python docs/face.py`, where FOLDER holds the LFW faces (see docs/data.md). It takes half a
+minute on two cores. The script runs `fedveil attack` twice on the same client, batch and initial model.
+`train.noise_seed` fixes the draws, so a second run of the script gives the same picture on the same machine.
 
 The face is from Labeled Faces in the Wild (Huang, Ramesh, Berg and Learned-Miller 2007), a public research dataset.
 """
@@ -22,8 +22,8 @@ SIDE = 192  # pixels of one enlarged face
 GAP = 6  # white pixels between two faces
 FACE = 2  # which of the attacked faces is shown
 
-# Both attacks see the update of one local step on one face. Fed-CDP would draw Poisson batches by default; a fixed cohort and
-# shuffled batches give both attacks the same victim.
+# Both attacks see the update of one local step on one face. Fed-CDP would draw Poisson batches by default; a fixed
+# cohort and shuffled batches give both attacks the same victim.
 SETTINGS = (
     "data.name=lfw",
     "data.min_images=14",
