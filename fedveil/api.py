@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.assemble import Federation, prepare
 from fedveil.config import SECTIONS, Config, from_dict, load, resolve
 from fedveil.core.errors import ConfigError, show
 from fedveil.core.keys import Draws
 from fedveil.data.arrays import from_arrays
 from fedveil.data.dataset import Dataset
+from fedveil.federation import Federation, prepare
 from fedveil.models.net import Model
 from fedveil.runs import RunFolder
 from fedveil.training import Result

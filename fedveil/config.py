@@ -21,11 +21,11 @@ from pydantic import (
     model_validator,
 )
 
+from fedveil.attacks.adversaries import ADVERSARIES, INFERENCE
 from fedveil.attacks.catalog import ALIASES, ATTACKS, DISTANCES, LABELS, READINGS, inference_settings
 from fedveil.attacks.catalog import INITS as INITS_OF_ATTACKS
 from fedveil.attacks.catalog import OPTIMIZERS as ATTACK_OPTIMIZERS
 from fedveil.attacks.catalog import settings as attack_settings
-from fedveil.attacks.seats import INFERENCE, SEATS
 from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
 from fedveil.core.taps import TAPS
 from fedveil.core.validation import one_line
@@ -58,7 +58,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "train.weights": ("uniform", "size"),
     "attack.name": tuple(ATTACKS),
     "attack.tap": tuple(TAPS),
-    "attack.seat": tuple(SEATS),
+    "attack.seat": tuple(ADVERSARIES),
     "attack.init": (*INITS_OF_ATTACKS, *ALIASES),
     "attack.distance": tuple(DISTANCES),
     "attack.optimizer": tuple(ATTACK_OPTIMIZERS),

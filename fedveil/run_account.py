@@ -9,7 +9,7 @@ from fedveil.accounting import transcript
 from fedveil.accounting.transcript import Transcript
 from fedveil.config import load
 from fedveil.core.errors import RunError
-from fedveil.planning import plan
+from fedveil.federation import plan
 from fedveil.runs import RunFolder
 
 IN_MEMORY = "(arrays in memory)"

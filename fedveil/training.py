@@ -12,13 +12,13 @@ from types import FrameType
 from typing import Any
 
 from fedveil.accounting import ledger, transcript
-from fedveil.assemble import Federation, prepare
 from fedveil.config import load, to_toml
 from fedveil.core.errors import Interrupted, RunError
+from fedveil.federation import Federation, prepare
 from fedveil.models.layers import Params
-from fedveil.rounds.server import ServerState
-from fedveil.rounds.simulate import RoundReport
 from fedveil.runs import RunFolder, environment, write_text
+from fedveil.simulation.server import ServerState
+from fedveil.simulation.simulator import RoundReport
 
 Row = dict[str, Any]
 

@@ -70,7 +70,7 @@ def test_steps_of_pytorch_clip_and_follow_the_gradient():
     from fedveil.bench.peers import torch_round
     from fedveil.mechanisms.clip import clip_examples
     from fedveil.models.build import Choices, build
-    from fedveil.rounds.client import cross_entropy
+    from fedveil.simulation.client import cross_entropy
 
     net = build("mlp", (6,), 3, Choices(hidden=(5,)))
     x, y = np.random.default_rng(0).random((4, 6), np.float32), np.arange(4) % 3

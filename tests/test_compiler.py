@@ -13,7 +13,7 @@ from fedveil.models import pooling
 from fedveil.models.build import build
 from fedveil.models.layers import Conv, Pool
 from fedveil.random import secure
-from fedveil.rounds import server
+from fedveil.simulation import server
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def test_every_defence_has_a_page_with_its_keys():
 
 
 def test_every_inference_attack_has_a_page_with_seats_needs_cost_and_scores():
-    from fedveil.attacks.seats import INFERENCE
+    from fedveil.attacks.adversaries import INFERENCE
 
     pages = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "attacks").glob("*.md")}
     for name, info in INFERENCE.items():

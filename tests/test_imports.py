@@ -20,13 +20,12 @@ LAYERS = (
     ("data",),
     ("defenses",),
     ("accounting",),
-    ("rounds",),
-    ("attacks.catalog", "attacks.seats"),  # names and settings of attacks, which a config is checked against
+    ("simulation",),
+    ("attacks.catalog", "attacks.adversaries"),  # names and settings of attacks, which a config is checked against
     ("config",),
     ("runs",),
-    ("planning",),
+    ("federation",),
     ("run_account",),
-    ("assemble",),
     ("training",),
     ("api",),
     ("attacks",),

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedveil import assemble, from_functions, kept
+from fedveil import federation as federation_module
+from fedveil import from_functions, kept
 from fedveil.attacks import study
 from fedveil.attacks.inference.shadows import Fleet
 from fedveil.config import AttackConfig, load
@@ -63,7 +64,7 @@ class _Lowered:
 
 
 def trained(*settings, rounds=3, defense=DEFENSE, **given):
-    federation = assemble.prepare(load(None, [*SMALL, *defense, *settings]), **given)
+    federation = federation_module.prepare(load(None, [*SMALL, *defense, *settings]), **given)
     state = federation.simulator.start()
     for number in range(rounds):
         state, _ = federation.simulator.round(state, number)
@@ -97,10 +98,10 @@ def test_training_is_the_same_bit_for_bit(folder, loaded):
 
 
 def test_an_attack_is_the_same_bit_for_bit(folder, loaded):
-    from fedveil.attacks.reconstruct import crew
+    from fedveil.attacks.reconstruction import scheduler
 
     def attacked():
-        crew._kept.cache_clear()
+        scheduler._kept.cache_clear()
         federation, state = trained("train.batch=1", "train.local_steps=1", defense=())
         asked = AttackConfig(name="cpl", tap="example", iterations=20, images=3)
         (group,) = study.run(federation, state, 3, asked).groups
@@ -116,7 +117,7 @@ def test_an_attack_is_the_same_bit_for_bit(folder, loaded):
 
 
 def test_shadow_federations_are_the_same_bit_for_bit(folder, loaded):
-    federation = assemble.prepare(load(None, [*SMALL, *DEFENSE]))
+    federation = federation_module.prepare(load(None, [*SMALL, *DEFENSE]))
     given = np.ones((2, len(federation.simulator.y)), bool)
 
     def shadows():
@@ -264,7 +265,7 @@ def test_statics_that_their_text_may_not_tell_are_refused():
 
 
 def test_all_of_a_defence_and_its_setting_is_told():
-    federation = assemble.prepare(load(None, [*SMALL, *DEFENSE]))
+    federation = federation_module.prepare(load(None, [*SMALL, *DEFENSE]))
     task = federation.simulator.task
     said = kept.told(task)
     for other in (replace(task.defenses[0], noise=1.5), replace(task.defenses[0], clip=2.0)):

@@ -16,7 +16,7 @@ from fedveil.accounting.registry import _MADE, accountant_named
 from fedveil.config import from_dict
 from fedveil.core.errors import ConfigError
 from fedveil.defenses import catalog
-from fedveil.planning import plan
+from fedveil.federation import plan
 
 DEFENSE = '''
 from dataclasses import dataclass

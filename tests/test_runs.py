@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from fedveil import runs
-from fedveil.assemble import prepare
 from fedveil.config import load
 from fedveil.core.errors import ConfigError, Interrupted, RunError
+from fedveil.federation import prepare
 from fedveil.runs import RunFolder, write_atomic
 from fedveil.training import train
 
@@ -45,7 +45,7 @@ OPTIONS = [part for setting in SETTINGS for part in ("-s", setting)]
 SLOWLY = """
 import sys, time
 from fedveil.cli.main import main
-from fedveil.rounds.simulate import Simulator
+from fedveil.simulation.simulator import Simulator
 quick = Simulator.round
 def slow(self, state, number):
     time.sleep(0.05)
@@ -73,7 +73,7 @@ def undisturbed(federation, tmp_path_factory):
 @pytest.fixture
 def prepared(federation, monkeypatch):
     """Commands take the federation of this module instead of building and compiling their own."""
-    monkeypatch.setattr("fedveil.assemble.prepare", lambda config, **_: federation)
+    monkeypatch.setattr("fedveil.federation.prepare", lambda config, **_: federation)
 
 
 def arrays(path: Path):
@@ -164,7 +164,7 @@ def test_a_terminated_run_stops_like_an_interrupted_one(federation, undisturbed,
 
 @pytest.mark.parametrize(
     "where",
-    ["fedveil.assemble.prepare", "fedveil.rounds.simulate.Simulator.round"],
+    ["fedveil.federation.prepare", "fedveil.simulation.simulator.Simulator.round"],
     ids=["while preparing", "a second time while training"],
 )
 def test_an_interrupt_at_once_says_so(where, prepared, tmp_path, fedveil_cli, monkeypatch):

@@ -15,15 +15,15 @@ import pytest
 
 import fedveil
 from fedveil.accounting import ledger, seeded
-from fedveil.assemble import prepare
 from fedveil.config import from_dict, load
 from fedveil.core import keys
 from fedveil.core.errors import ConfigError, RunError
 from fedveil.core.keys import Draws
-from fedveil.planning import plan as planned
-from fedveil.rounds import plan
+from fedveil.federation import plan as planned
+from fedveil.federation import prepare
 from fedveil.run_account import transcript_of
 from fedveil.runs import RunFolder
+from fedveil.simulation import sampling
 from fedveil.training import resume, train
 
 SECRET = Draws(secret=bytes(range(32)))
@@ -110,12 +110,12 @@ def test_the_operating_system_gives_another_secret_each_time(true_secrets, monke
 
 
 def test_no_secret_is_in_the_cache_of_draws():
-    law = plan.BatchLaw("poisson", 4, 3, None)
-    before = plan._kept.cache_info().currsize
-    assert same(plan.draw_positions(law, SECRET, 0, 0, 0, 20), plan.draw_positions(law, SECRET, 0, 0, 0, 20))
-    assert plan._kept.cache_info().currsize == before
-    plan.draw_positions(law, Draws(987654), 0, 0, 0, 20)
-    assert plan._kept.cache_info().currsize == before + 1
+    law = sampling.BatchSampling("poisson", 4, 3, None)
+    before = sampling._kept.cache_info().currsize
+    assert same(sampling.draw_positions(law, SECRET, 0, 0, 0, 20), sampling.draw_positions(law, SECRET, 0, 0, 0, 20))
+    assert sampling._kept.cache_info().currsize == before
+    sampling.draw_positions(law, Draws(987654), 0, 0, 0, 20)
+    assert sampling._kept.cache_info().currsize == before + 1
 
 
 # --- runs that differ, runs that repeat
@@ -224,7 +224,7 @@ def test_the_secret_is_written_before_the_config(tmp_path, monkeypatch):
 SLOWLY = """
 import sys, time
 from fedveil.cli.main import main
-from fedveil.rounds.simulate import Simulator
+from fedveil.simulation.simulator import Simulator
 quick = Simulator.round
 Simulator.round = lambda *args: (time.sleep(0.05), quick(*args))[1]
 sys.exit(main(sys.argv[1:]))

@@ -92,7 +92,7 @@ def _of_records(release: Release, setting: Setting, levels: Levels) -> Iterator[
 def _places(release: Release, setting: Setting) -> list[tuple[str, bool]]:
     """The taps at which a release has an account of its own, and whether it is on a sum over clients there."""
     places = [(release.tap, release.on_sum)]
-    if release.adds_up:
+    if release.client_noise_sums:
         places.append(("release", True))
         if setting.secure_aggregation:
             places.append(("server", True))
@@ -260,7 +260,7 @@ def realised(
     sent = [(r, z) for r, z in zip(releases, multipliers, strict=True) if CHAIN.index(r.tap) <= CHAIN.index("server")]
     found: list[Round] = []
     for release, z in sent:
-        if not release.covered or release.tap == "example":  # which has an account at the client tap too
+        if not release.certifiable or release.tap == "example":  # which has an account at the client tap too
             continue
         if release.unit == "client":
             swap = adjacency == "replace" or unit != "client"  # one record may change its client's update in any way
@@ -306,7 +306,7 @@ def why_none(tap: str, unit: str, declared: Sequence[Release], tried: bool) -> s
         return "no number can be computed: the noise is too small for this δ, or this accountant knows no bound"
     behind = [r for r in declared if CHAIN.index(r.tap) <= CHAIN.index(tap)]
     for release in behind:
-        if not release.covered and (unit == release.unit or release.unit == "client" or unit == "image"):
+        if not release.certifiable and (unit == release.unit or release.unit == "client" or unit == "image"):
             return f"not covered by a certificate: {release.reason}"
     if unit == "client" and any(r.unit == "example" for r in behind):
         return "the guarantee is for single examples: it does not extend to all examples of a client together"

@@ -34,8 +34,8 @@ def declared(defenses: Sequence[Defense], setting: Setting) -> tuple[Release, ..
                 replace(
                     release,
                     every_round=release.every_round or chosen,
-                    adds_up=release.adds_up and not setting.late and _only_sums(number, defenses),
-                    covered=release.covered and not reason,
+                    client_noise_sums=release.client_noise_sums and not setting.late and _only_sums(number, defenses),
+                    certifiable=release.certifiable and not reason,
                     reason=reason,
                 )
             )

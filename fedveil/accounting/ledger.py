@@ -201,7 +201,7 @@ def _every(transcript: Transcript) -> list[Account]:
     return [
         account
         for number, release in enumerate(_held(transcript))
-        if release.covered
+        if release.certifiable
         for account in accounts_of(release, transcript.setting, transcript.multipliers(number))
     ]
 
@@ -213,16 +213,16 @@ def _held(transcript: Transcript) -> list[Release]:
 
 def _after(release: Release, transcript: Transcript) -> Release:
     """A client that is lost or whose message is dropped takes its noise with it, and the others weigh more."""
-    if release.adds_up and (transcript.lost or transcript.dropped or transcript.unknown):
-        release = replace(release, adds_up=False)
-    if not release.covered or not release.on_sum:
+    if release.client_noise_sums and (transcript.lost or transcript.dropped or transcript.unknown):
+        release = replace(release, client_noise_sums=False)
+    if not release.certifiable or not release.on_sum:
         return release
     reason = ""
     if transcript.lost and release.stage == "broadcast":
         reason = "answers were lost, so that those who answered weighed more in the model than the noise covers"
     elif transcript.dropped and transcript.setting.sampling != "poisson":
         reason = "messages were left out for not being finite, so that what the sum is divided by depends on data"
-    return replace(release, covered=False, reason=reason) if reason else release
+    return replace(release, certifiable=False, reason=reason) if reason else release
 
 
 def _smaller(best: Row | None, account: Account, transcript: Transcript, delta: float, accountant: str) -> Row | None:

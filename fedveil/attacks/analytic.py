@@ -17,9 +17,9 @@ import numpy as np
 
 from fedveil.attacks.catalog import Settings
 from fedveil.attacks.observe import Observation
-from fedveil.attacks.reconstruct import labels
-from fedveil.attacks.reconstruct.objective import Job, evaluate, pose
-from fedveil.attacks.reconstruct.run import Reconstruction
+from fedveil.attacks.reconstruction import labels
+from fedveil.attacks.reconstruction.objective import Job, evaluate, pose
+from fedveil.attacks.reconstruction.run import Reconstruction
 from fedveil.core.errors import ConfigError
 from fedveil.models.layers import Dense, Flatten, Params
 from fedveil.models.net import Net

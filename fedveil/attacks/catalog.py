@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedveil.attacks.seats import INFERENCE, Inference
+from fedveil.attacks.adversaries import INFERENCE, Inference
 from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
 
 INITS: dict[str, str] = {

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedveil.attacks.results import MOST, Pictures
 from fedveil.attacks.run import attack
 from fedveil.attacks.score import assigned
-from fedveil.attacks.stored import MOST, Pictures
 from fedveil.attacks.study import Group, Study, first
 
 SMALL = 32  # attacks

@@ -20,14 +20,14 @@ from fedveil.models.layers import Params, Shape
 from fedveil.models.net import Model
 
 if TYPE_CHECKING:
-    from fedveil.assemble import Federation
-    from fedveil.rounds.server import ServerState
+    from fedveil.federation import Federation
+    from fedveil.simulation.server import ServerState
 
 Tree = Any
 
 
 @dataclass(frozen=True)
-class Insider:
+class AuxiliaryData:
     """Examples that the attacker holds itself, none of them attacked: for the inits `optimal` and `optimal-any`."""
 
     x: np.ndarray  # [held, ...shape]
@@ -52,7 +52,7 @@ class Observation:
     order: tuple[tuple[int, ...], ...] | None = None  # which of the examples each local step used; None: all of them
     known_labels: np.ndarray | None = None  # [attacks, examples], where granted
     held_classes: int | None = None  # the victims hold examples of at most so many classes
-    insider: Insider | None = None
+    insider: AuxiliaryData | None = None
 
     def __post_init__(self) -> None:
         leaves, held = jax.tree.leaves(self.gradients), jax.tree.leaves(self.params)
@@ -132,7 +132,7 @@ def from_tap(
 
 def drawn_rows(federation: Federation, number: int, client: int) -> list[np.ndarray]:
     """Rows of the dataset in each local batch of a client: how many is seen by the attacker, which is the bench's."""
-    from fedveil.rounds.plan import client_batches
+    from fedveil.simulation.sampling import client_batches
 
     simulator = federation.simulator
     rows = simulator.partition.client(int(client))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from fedveil.attacks import analytic
 from fedveil.attacks.catalog import Settings
 from fedveil.attacks.observe import Observation
-from fedveil.attacks.reconstruct.run import Reconstruction, reconstruct
+from fedveil.attacks.reconstruction.run import Reconstruction, reconstruct
 
 
 def attack(

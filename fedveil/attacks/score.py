@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import norm
 
-from fedveil.attacks.reconstruct.run import Reconstruction
+from fedveil.attacks.reconstruction.run import Reconstruction
 from fedveil.core.errors import RunError, unknown_name
 
 BELIEF = 1e-4  # cpl's threshold on the gradient distance, read as squared L2

@@ -15,17 +15,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedveil.assemble import Federation
 from fedveil.attacks import truth
 from fedveil.attacks.catalog import ATTACKS, Settings
 from fedveil.attacks.catalog import settings as make_settings
-from fedveil.attacks.observe import Insider, Observation, drawn_rows, from_tap
-from fedveil.attacks.reconstruct.run import Reconstruction
+from fedveil.attacks.observe import AuxiliaryData, Observation, drawn_rows, from_tap
+from fedveil.attacks.reconstruction.run import Reconstruction
 from fedveil.attacks.run import attack
 from fedveil.attacks.score import BELIEF, Scores, score
 from fedveil.config import AttackConfig
 from fedveil.core.errors import ConfigError
-from fedveil.rounds.server import ServerState
+from fedveil.federation import Federation
+from fedveil.simulation.server import ServerState
 
 STEPS_SHOWN = (1, 2, 5, 10, 20, 50, 100, 200)  # iterations that pictures show, as far as the attack went
 
@@ -137,7 +137,7 @@ def _attack_group(
     granted: dict[str, Any] = {}
     if settings.init.startswith("optimal"):
         held = federation.dataset.held_out
-        granted["insider"] = Insider(held.x.astype(np.float64) * federation.dataset.scale, held.y)
+        granted["insider"] = AuxiliaryData(held.x.astype(np.float64) * federation.dataset.scale, held.y)
     if federation.config.data.partition == "classes":
         granted["held_classes"] = federation.config.data.classes_per_client
     observation = first(from_tap(federation, state, number, clients, asked.at, **granted), most)

@@ -10,7 +10,7 @@ import numpy as np
 from fedveil.attacks.observe import drawn_rows
 
 if TYPE_CHECKING:
-    from fedveil.assemble import Federation
+    from fedveil.federation import Federation
 
 
 def of_tap(federation: Federation, number: int, clients: Sequence[int], tap: str) -> tuple[np.ndarray, np.ndarray]:

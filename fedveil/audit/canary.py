@@ -21,7 +21,7 @@ import numpy as np
 
 from fedveil.models.layers import Array, Context, Conv, Dense, GroupNorm, Layer, Params, Residual, Shape
 from fedveil.models.net import Model, Net
-from fedveil.rounds.client import can_fuse
+from fedveil.simulation.client import can_fuse
 
 LABEL = 0  # of every canary
 OUTPUTS = 2

@@ -42,7 +42,7 @@ def declared(defenses: Sequence[Defense], setting: Setting, tap: str, unit: str)
     found = [(r, 1.0) for r in behind if r.unit == unit]
     if unit == "example":
         found += [(r, 2.0) for r in behind if r.unit == "client"]
-    return max(found, key=lambda one: (one[0].covered, one[0].multiplier / one[1])) if found else None
+    return max(found, key=lambda one: (one[0].certifiable, one[0].multiplier / one[1])) if found else None
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def certificate(defenses: Sequence[Defense], setting: Setting, attacked: Attacke
     why_not = _why_not(defenses, setting, attacked, release, delta)
     if why_not:
         return replace(nothing, reason=why_not)
-    if release.adds_up and attacked.weights:  # every client's noise is in the sum
+    if release.client_noise_sums and attacked.weights:  # every client's noise is in the sum
         weights = np.asarray(attacked.weights)
         size /= math.sqrt(np.square(weights).sum()) / weights.max()
     # A broadcast's noise is drawn one round later.
@@ -85,7 +85,7 @@ def certificate(defenses: Sequence[Defense], setting: Setting, attacked: Attacke
 
 def _why_not(defenses: Sequence[Defense], setting: Setting, attacked: Attacked, release: Release, delta: float) -> str:
     """Why nothing is compared; empty where a certificate is."""
-    if not release.covered:
+    if not release.certifiable:
         return f"not certified: {release.reason}"
     if len(defenses) > 1:
         planned = transcript.planned(defenses, as_planned(setting), setting.rounds)

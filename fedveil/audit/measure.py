@@ -15,7 +15,7 @@ from fedveil.audit.canary import Canary, canaries_for
 from fedveil.audit.path import EMPTY, CanaryPath, Leaves, NodePath, Path, Scene, subtract
 from fedveil.core.events import Release
 from fedveil.core.setting import Setting
-from fedveil.rounds import plan
+from fedveil.simulation import sampling
 
 STEP_STAGES = ("example", "batch")
 CLIENT_STAGES = ("update", "upload")
@@ -153,7 +153,7 @@ def rounds_to_probe(release: Release, setting: Setting) -> tuple[int, ...]:
     return tuple(sorted({t for t in first if 0 <= t <= last and (t > 0 or release.stage != "broadcast")}))
 
 
-def worst_cohort(path: Path, size: int) -> plan.Cohort:
+def worst_cohort(path: Path, size: int) -> sampling.Cohort:
     """The heaviest client among the lightest: where its weight in the mean is largest."""
     weights = path.simulator.weights
     order = np.argsort(weights, kind="stable")
@@ -161,7 +161,7 @@ def worst_cohort(path: Path, size: int) -> plan.Cohort:
     others = [int(c) for c in order if c != heaviest][: size - 1]
     chosen = np.sort(np.array([heaviest, *others]))
     nobody = np.zeros(len(chosen), np.int64)
-    return plan.Cohort(chosen, nobody, nobody.astype(bool), len(chosen), 0)
+    return sampling.Cohort(chosen, nobody, nobody.astype(bool), len(chosen), 0)
 
 
 # --- the canary model

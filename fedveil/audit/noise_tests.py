@@ -62,9 +62,9 @@ class NoiseTests:
         yield from findings(measure.measure_canaries(path, short, rounds, clients))
         if path.simulator.cut is not None and release.stage in measure.STEP_STAGES:
             self.audit.tell(f"noise, {where}: canary model, batches not cut into micro-batches")
-            path.simulator.in_parts = False
+            path.simulator.in_microbatches = False
             whole = measure.measure_canaries(path, short, rounds[:1], clients)
-            path.simulator.in_parts = True
+            path.simulator.in_microbatches = True
             yield from findings(replace(whole, path="whole batches"))
         assert own is not None
         yield from self._own(own, _same(defense, release, own.task.setting), rounds, clients[:OWN_CLIENTS])
@@ -90,7 +90,7 @@ def findings(measured: measure.Measured) -> Iterator[Finding]:
 
 
 def _testable(release: Release) -> bool:
-    return release.covered and release.multiplier > 0.0 and math.isfinite(release.multiplier)
+    return release.certifiable and release.multiplier > 0.0 and math.isfinite(release.multiplier)
 
 
 def _same(defense: Defense, release: Release, setting: Setting) -> Release:

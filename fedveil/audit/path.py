@@ -23,10 +23,10 @@ from fedveil.data.dataset import Dataset, Part
 from fedveil.defenses.base import Defense
 from fedveil.deploy import node
 from fedveil.random import secure
-from fedveil.rounds import parts, plan
-from fedveil.rounds.client import Now, Task
-from fedveil.rounds.server import ServerRule, ServerState
-from fedveil.rounds.simulate import Simulator
+from fedveil.simulation import microbatches, sampling
+from fedveil.simulation.client import RoundContext, Task
+from fedveil.simulation.server import ServerRule, ServerState
+from fedveil.simulation.simulator import Simulator
 
 Leaves = dict[str, np.ndarray]  # "layer/array" → values in float64
 
@@ -56,15 +56,15 @@ class Placed(Simulator):
     """A simulator whose records, and where wanted cohorts, are placed by the audit."""
 
     scene = EMPTY
-    forced: plan.Cohort | None = None
+    forced: sampling.Cohort | None = None
     blank: int | None = None  # the row of a record without gradient; None: blank slots are masked out
-    in_parts = True
+    in_microbatches = True
 
-    def cohort(self, state: ServerState, number: int) -> plan.Cohort:
+    def cohort(self, state: ServerState, number: int) -> sampling.Cohort:
         return super().cohort(state, number) if self.forced is None else self.forced
 
-    def _batches(self, part: plan.Cohort, number: int) -> tuple[np.ndarray, ...]:
-        cut, self.cut = self.cut, self.cut if self.in_parts else None
+    def _batches(self, part: sampling.Cohort, number: int) -> tuple[np.ndarray, ...]:
+        cut, self.cut = self.cut, self.cut if self.in_microbatches else None
         arrays = [np.array(a) for a in super()._batches(part, number)]
         self.cut = cut
         self._clear(arrays[0], arrays[1])
@@ -176,13 +176,13 @@ class NodePath:
     def message(self, number: int, client: int, scene: Scene, factor: float = 0.0) -> Leaves:
         """What a node sends in a round."""
         sim, task = self.simulator, self.task
-        sim.scene, sim.in_parts = scene, False
+        sim.scene, sim.in_microbatches = scene, False
         index, mask, steps = (a[0] for a in sim._batches(alone(client), number))
-        sim.in_parts = True
+        sim.in_microbatches = True
         with jax.enable_x64(task.dtype == "float64"):
             state = self.path.state(factor)
             lr = jnp.asarray(sim.schedule.at(number), task.dtype)
-            moment = Now(self._key(number, client), self._key(number, -1), jnp.int32(number), lr)
+            moment = RoundContext(self._key(number, client), self._key(number, -1), jnp.int32(number), lr)
             model = state.params  # as sent and as received
             known = jax.tree.map(lambda a: a[client], state.clients)
             message, _, _ = node._whole(task, model, model, sim.x, sim.y, index, mask, steps, known, moment)
@@ -192,9 +192,9 @@ class NodePath:
         return secure.key_of(hashlib.sha256(f"audit {self.simulator.seed} {number} {client}".encode()).digest())
 
 
-def alone(client: int) -> plan.Cohort:
+def alone(client: int) -> sampling.Cohort:
     """A cohort of one."""
-    return plan.Cohort(np.array([client]), np.zeros(1, np.int64), np.zeros(1, bool), 1, 0)
+    return sampling.Cohort(np.array([client]), np.zeros(1, np.int64), np.zeros(1, bool), 1, 0)
 
 
 def _leaves(tree: Any, divisor: float = 1.0) -> Leaves:
@@ -263,6 +263,8 @@ def _placed(like: Simulator, task: Task, dataset: Dataset, seed: int) -> Placed:
     made.cut = None
     if like.cut is not None:
         largest = int(like.partition.max_length)
-        needed = parts._parts_needed(largest, law.rate(largest), like.cut.width, task.setting.local_steps, like.chunk)
-        made.cut = parts.Cut(like.cut.width, needed)
+        needed = microbatches._parts_needed(
+            largest, law.rate(largest), like.cut.width, task.setting.local_steps, like.chunk
+        )
+        made.cut = microbatches.Shape(like.cut.width, needed)
     return made

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import jax
 
-from fedveil.assemble import Federation, prepare
 from fedveil.audit.bounds import Bounds
 from fedveil.audit.certificate import taps_to_audit
 from fedveil.audit.noise_tests import NoiseTests
@@ -19,7 +18,8 @@ from fedveil.audit.shared import Audit, Progress, Sizes
 from fedveil.config import Config
 from fedveil.core.errors import ConfigError, unknown_name
 from fedveil.core.taps import CHAIN, NODE_UNITS
-from fedveil.rounds.client import Task
+from fedveil.federation import Federation, prepare
+from fedveil.simulation.client import Task
 
 METHODS = ("noise", "one-run", "f-dp", "trials")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from fedveil.audit.path import CanaryPath, canary_path
 from fedveil.defenses.base import Defense
-from fedveil.rounds.client import Task
-from fedveil.rounds.simulate import Simulator
+from fedveil.simulation.client import Task
+from fedveil.simulation.simulator import Simulator
 
 MOST_WIDTH = 64  # directions of canaries that meet in one message
 SEED = 0x41554449  # the audit's draws are not the training's

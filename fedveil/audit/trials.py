@@ -19,10 +19,10 @@ from fedveil.audit.canary import FEW_BIAS, LABEL, Canary, Kind, canary_model
 from fedveil.audit.certificate import Attacked, shows_sums
 from fedveil.core import keys
 from fedveil.models.layers import Array, Params
-from fedveil.rounds import client as client_part
-from fedveil.rounds import server, simulate
-from fedveil.rounds.client import Now, Task
-from fedveil.rounds.server import ServerRule, ServerState
+from fedveil.simulation import client as client_part
+from fedveil.simulation import server, simulator
+from fedveil.simulation.client import RoundContext, Task
+from fedveil.simulation.server import ServerRule, ServerState
 
 _RULE = ServerRule(server_lr=1.0, server_momentum=0.0, keeps_late=False)
 BLANK, CANARY, OPPOSITE = 0, 1, 2  # rows of a trial's dataset
@@ -47,7 +47,7 @@ class Trial:
         task, attacked = self.task, self.attacked
         params = jax.tree.map(lambda a: a.astype(task.dtype), task.model.init(root))
         stateful = {str(place): d for place, d in enumerate(task.defenses) if d.stateful}
-        memory = {place: d.initial_memories(params, self.clients) for place, d in stateful.items()}
+        memory = {place: d.initial_client_states(params, self.clients) for place, d in stateful.items()}
         state = server.initial_state(_RULE, params, memory)
 
         def body(state: ServerState, number: Array) -> tuple[ServerState, Array]:
@@ -60,7 +60,7 @@ class Trial:
         task, tap = self.task, self.attacked.tap
         round_key, lr = keys.round_key(root, number), jnp.asarray(self.lr, task.dtype)
         args = (*self._inputs(present), round_key, number, lr)
-        summed, clients = simulate.chunk_sum(
+        summed, clients = simulator.chunk_sum(
             task, _RULE, (server.empty_sum(_RULE, state.params), state.clients), state.params, *args
         )
         new = server.advance(task, _RULE, replace(state, clients=clients), summed, round_key, lr)
@@ -71,14 +71,14 @@ class Trial:
         seen = new.params
         if tap == "broadcast":
             following = keys.round_key(root, number + 1)
-            now = Now(keys.client_key(following, 0, 0), keys.shared_key(following), number + 1, lr)
+            now = RoundContext(keys.client_key(following, 0, 0), keys.shared_key(following), number + 1, lr)
             seen = client_part.begin(task, seen, now)
         return new, self._along(state.params) - self._along(seen)
 
     def _example(self, state: ServerState, present: bool, round_key: Array, number: Array, lr: Array) -> Array:
         """What the tap `example` shows of the canary's place."""
         x, y, (index, mask, steps), ids, *_ = self._inputs(present)
-        shown = simulate._watched(
+        shown = simulator._watched(
             self.task, frozenset({"example"}), (0,), state.params, x, y, index, mask, steps, ids, state.clients,
             round_key, number, lr,
         )["example"][0]  # fmt: skip

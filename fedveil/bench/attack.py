@@ -30,15 +30,15 @@ import numpy as np
 
 from fedveil.attacks.catalog import Settings, settings
 from fedveil.attacks.observe import Observation
-from fedveil.attacks.reconstruct import inits
-from fedveil.attacks.reconstruct.run import Reconstruction, reconstruct
+from fedveil.attacks.reconstruction import inits
+from fedveil.attacks.reconstruction.run import Reconstruction, reconstruct
 from fedveil.attacks.score import ssim
 from fedveil.bench.peers import breaching_attack, torch_attack
 from fedveil.bench.rows import row
 from fedveil.models.build import Choices, build
 from fedveil.models.layers import Array, Params, Shape
 from fedveil.models.net import Net
-from fedveil.rounds.client import cross_entropy
+from fedveil.simulation.client import cross_entropy
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ from fedveil.models import flops
 from fedveil.models.layers import Array
 from fedveil.models.net import Net
 from fedveil.random import noise
-from fedveil.rounds import client
-from fedveil.rounds.client import Local, Now, Task
+from fedveil.simulation import client
+from fedveil.simulation.client import Local, RoundContext, Task
 
 Turn = Callable[[int], float]  # plays turn so-and-so and says how many seconds it took
 
@@ -181,7 +181,7 @@ class Loops:
         there = jnp.ones(self.index.shape[2], bool)
 
         def one(params: Any, index: Array, key: Array, x: Array, y: Array) -> Any:
-            now = Now(key, key, 0, 1e-4)
+            now = RoundContext(key, key, 0, 1e-4)
 
             def body(local: Local, inputs: tuple[Array, Array]) -> tuple[Local, None]:
                 number, rows = inputs

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from fedveil import api
-from fedveil.assemble import Federation
 from fedveil.attacks.inference.shadows import Fleet
 from fedveil.bench.rows import row
 from fedveil.core.keys import Draws
 from fedveil.data.arrays import from_arrays
+from fedveil.federation import Federation
 
 MODELS = ("logistic", "mlp")
 CLIENTS, SIZE, BATCH, EPOCHS = 10, 500, 25, 5

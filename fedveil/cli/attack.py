@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedveil.attacks.seats import INFERENCE
+from fedveil.attacks.adversaries import INFERENCE
 from fedveil.cli import show
 from fedveil.config import Config, for_attack, load, resolve, to_toml
 from fedveil.core.errors import ConfigError
@@ -41,8 +41,8 @@ def run_attack(
     if config.attack.name in INFERENCE:
         _infer(config, run, draws, folder, keeps, json)
         return
-    from fedveil.assemble import prepare
     from fedveil.attacks import study
+    from fedveil.federation import prepare
 
     study.check_tap(config.attack)
     federation = prepare(config, trainable=False, draws=draws)
@@ -82,14 +82,14 @@ def _keeper(where: str | None, draws: Draws) -> Keeper | None:
     path = Path(where)
 
     def keep(config: Config, document: dict[str, Any], pictures: Any, curves: Any) -> str:
-        from fedveil.attacks import stored
+        from fedveil.attacks import results
         from fedveil.runs import RunFolder
 
         run = RunFolder(path)
         with run.writing():
             if not run.config.exists():
                 _begin_folder(path, config, draws)
-            return str(stored.save(path, config.attack.model_dump(), document, pictures, curves))
+            return str(results.save(path, config.attack.model_dump(), document, pictures, curves))
 
     return keep
 
@@ -137,7 +137,7 @@ def _infer(
         done = infer(config, counter, draws)
     document = {**done.document, "defense": [d["name"] for d in config.defense], "run": run}
     if keeps is not None:
-        from fedveil.attacks.stored import unscored
+        from fedveil.attacks.results import unscored
 
         seen = unscored(done.pictures, done.captions)
         document["stored"] = keeps(resolve(config), document, seen, done.curves)
@@ -216,12 +216,12 @@ def _state(federation: Any, number: int, run: str | None) -> Any:
 def _own_gradients(config: Config, path: Path, pictures: str | None, json: bool) -> None:
     """Nobody knows the truth here: what was found is written, with the distance it reached."""
     folder = _folder(pictures) or Path("reconstructed")
-    from fedveil.assemble import build_model
     from fedveil.attacks.catalog import settings as make_settings
     from fedveil.attacks.files import read_gradients
     from fedveil.attacks.observe import of_gradients
     from fedveil.attacks.pictures import write_grid
     from fedveil.attacks.run import attack
+    from fedveil.federation import build_model
 
     info = DATASETS[config.data.name]
     for key in sorted({"tap", "images", "round", "rule"} & config.attack.model_fields_set):

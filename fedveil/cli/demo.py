@@ -32,7 +32,7 @@ DEFENSES = {
     "fed-sdp": ("defense.name=fed-sdp", "defense.clip=0.5", "defense.noise=4", "defense.clip_scope=flat"),
     "fed-cdp": ("defense.name=fed-cdp", "defense.clip=1", "defense.noise=1", "defense.clip_scope=flat"),
 }
-SEATS = ("server", "client", "example")  # leakage types 0, 1 and 2
+ADVERSARIES = ("server", "client", "example")  # leakage types 0, 1 and 2
 NOTE = (
     "a small study on little data, about one example per step, with noise and clips chosen by hand on the same data: its "
     "figures do not carry over to a training of your own"
@@ -45,8 +45,8 @@ def run_demo(settings: list[str], out: str | None, json: bool) -> None:
     if out == "":
         raise ConfigError("--out", out, "takes the folder of a run: leave it out for one below runs/")
     studies = {name: load(None, given) for name, given in _studies(settings).items()}
-    from fedveil.assemble import prepare
     from fedveil.cli.report import write_report
+    from fedveil.federation import prepare
     from fedveil.runs import RunFolder, default_path
 
     ready = {name: prepare(config) for name, config in studies.items()}  # so that what is wrong is said before any work
@@ -91,7 +91,7 @@ def _trained(federation: Any, run: Any) -> Any:
 
 def _attack(federation: Any, path: Path) -> None:
     """A reconstruction at types 0, 1 and 2, of the round after the last, with the steps on its way."""
-    from fedveil.attacks import stored, study
+    from fedveil.attacks import results, study
     from fedveil.attacks.gallery import gallery
     from fedveil.runs import RunFolder
 
@@ -99,7 +99,7 @@ def _attack(federation: Any, path: Path) -> None:
     assert kept is not None
     state = federation.simulator.adopt(kept.state)
     config = federation.config
-    for tap in SEATS:
+    for tap in ADVERSARIES:
         # By the angle between gradients: a clip changes their length and not that.
         asked = AttackConfig(name="cpl", tap=tap, distance="cosine", iterations=200)
         try:
@@ -110,12 +110,12 @@ def _attack(federation: Any, path: Path) -> None:
             continue
         document = {**done.as_dict(), "defense": [d["name"] for d in config.defense], "model": config.model.name}
         seen = gallery(done, config.speed.precision, steps=STEPS)
-        stored.save(path, asked.model_dump(), document, seen)
+        results.save(path, asked.model_dump(), document, seen)
 
 
 def _guess(config: Config, path: Path) -> None:
     """Whether the final model tells who was trained on: a federation of the same kind, with coins for its records."""
-    from fedveil.attacks import stored
+    from fedveil.attacks import results
     from fedveil.attacks.inference.run import run
 
     asked = AttackConfig(name="loss-threshold", records=1000)
@@ -126,13 +126,13 @@ def _guess(config: Config, path: Path) -> None:
         show.note(f"membership not attacked: {error}")
         return
     document = {**done.document, "defense": [d["name"] for d in config.defense]}
-    stored.save(path, asked.model_dump(), document, None, done.curves)
+    results.save(path, asked.model_dump(), document, None, done.curves)
 
 
 def _print(document: dict[str, Any], split: str) -> None:
     rows = []
     for run in document["runs"]:
-        rebuilt = [run["seats"][tap]["success_rate"] for tap in SEATS]
+        rebuilt = [run["seats"][tap]["success_rate"] for tap in ADVERSARIES]
         rows.append((run["label"], run["accuracy"], *(_percent(value) for value in rebuilt), _epsilons(run["seats"])))
     columns = ("defence", f"accuracy ({split})", "rebuilt at type 0", "type 1", "type 2", "certified ε")
     show.print_table("Fedveil demo", columns, rows)

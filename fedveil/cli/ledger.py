@@ -130,7 +130,7 @@ def run_calibrate(
     """The noise for an ε, or with a given noise the rounds."""
     _check(epsilon, delta, tap, unit, adjacency, noise)
     from fedveil.accounting import calibrate
-    from fedveil.planning import plan
+    from fedveil.federation import plan
 
     folder = file is not None and Path(file).is_dir()
     planned = plan(load(str(Path(file) / "config.toml") if folder and file else file, settings))
@@ -166,7 +166,7 @@ def run_calibrate(
 def _transcripts(file: str | None, settings: list[str], rounds: list[int]) -> list[Transcript]:
     """Of a config the plan, for each number of rounds; of a run folder what it executed, or its first rounds."""
     if file is None or not Path(file).is_dir():
-        from fedveil.planning import plan
+        from fedveil.federation import plan
 
         planned = plan(load(file, settings))
         return [planned.transcript(count) for count in rounds or [planned.setting.rounds]]

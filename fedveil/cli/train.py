@@ -83,7 +83,7 @@ def _resumed(resume: str, out: Path | None) -> Path:
 
 def _train(config: Config | None, path: Path | None, json: bool) -> None:
     """With a config: a new run. Without: the run in `path` goes on."""
-    from fedveil.assemble import prepare
+    from fedveil.federation import prepare
     from fedveil.runs import RunFolder, default_path
     from fedveil.training import train
 

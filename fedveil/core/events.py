@@ -28,10 +28,10 @@ class Release:
     uses: Literal["step", "round"]
     stage: str  # where in the round the noise enters
     by_round: tuple[float, ...] = ()  # z in each round, where it changes
-    adds_up: bool = False
+    client_noise_sums: bool = False
     on_sum: bool = False
     every_round: bool = False  # who takes part depends on data: a participation in every round is counted
-    covered: bool = True  # False: no certificate covers it, see `reason`
+    certifiable: bool = True  # False: no certificate covers it, see `reason`
     reason: str = ""
     assumes: tuple[str, ...] = ()
     clip_stage: str = ""  # where contributions are clipped; empty: at `stage`

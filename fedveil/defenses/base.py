@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 Tree = Any
 
 
-At = StageContext
-
-
 @dataclass(frozen=True)
 class Dial:
     """The key that sets how much noise a defence adds, for calibration."""
@@ -84,7 +81,7 @@ class DefenseContext(Protocol):
         `measure` takes model, parameters, examples, labels and a mask that tells examples from padding.
         """
 
-    def public_epoch(self, params: Tree, at: At) -> Tree:
+    def public_epoch(self, params: Tree, at: StageContext) -> Tree:
         """The parameters after one epoch over the server's public set, by the local optimiser."""
 
 
@@ -115,19 +112,19 @@ class Defense:
         object.__setattr__(made, "held", held)
         return made
 
-    def initial_memories(self, params: Tree, clients: int) -> Tree:
+    def initial_client_states(self, params: Tree, clients: int) -> Tree:
         """[clients, ...] `initial_memory` of every client: the same for all, unless it is measured at each."""
         import jax
         import jax.numpy as jnp
 
-        one = self.initial_memory(params)
+        one = self.initial_client_state(params)
         return jax.tree.map(lambda a: jnp.broadcast_to(a, (clients, *a.shape)) + jnp.zeros((), a.dtype), one)
 
-    def initial_memory(self, params: Tree) -> Tree:
+    def initial_client_state(self, params: Tree) -> Tree:
         """What a stateful defence remembers of each client before its first round, in the shape it will keep."""
         raise NotImplementedError
 
-    def recall(self, stage: str, value: Tree, memory: Tree, at: At) -> tuple[Tree, Tree]:
+    def recall(self, stage: str, value: Tree, memory: Tree, at: StageContext) -> tuple[Tree, Tree]:
         """A stateful defence's stage (`batch` or `upload`): the filtered value and the new memory of this client."""
         raise NotImplementedError
 
@@ -201,14 +198,14 @@ class Defense:
         """Client ids for this round; `losses` [clients] holds what each reported last, NaN before its first time."""
         raise NotImplementedError
 
-    def broadcast(self, params: Tree, at: At) -> Tree:
+    def broadcast(self, params: Tree, at: StageContext) -> Tree:
         raise NotImplementedError
 
-    def example(self, each: Tree, mask: jax.Array, at: At) -> tuple[Tree, Tree | None]:
+    def example(self, each: Tree, mask: jax.Array, at: StageContext) -> tuple[Tree, Tree | None]:
         """Example gradients as they may be seen, and what else enters their sum (None: nothing)."""
         raise NotImplementedError
 
-    def example_sum(self, each: Tree, mask: jax.Array, at: At) -> Tree:
+    def example_sum(self, each: Tree, mask: jax.Array, at: StageContext) -> Tree:
         """The sum of the filtered gradients where nobody sees them one by one: may draw once, of the same law."""
         import jax
 
@@ -216,27 +213,27 @@ class Defense:
         total = jax.tree.map(lambda g: g.sum(axis=0), shown)
         return total if rest is None else jax.tree.map(lambda t, r: t + r, total, rest)
 
-    def example_bound(self, at: At) -> jax.Array | None:
+    def example_bound(self, at: StageContext) -> jax.Array | None:
         """The bound, where stage `example` is a layerwise clip (and noise on the sum): then it can be fused."""
         return None
 
-    def example_on_sum(self, total: Tree, at: At) -> Tree:
+    def example_on_sum(self, total: Tree, at: StageContext) -> Tree:
         """The fused stage `example` after the clip: of the same law on the sum as `example`."""
         return total
 
-    def batch(self, total: Tree, at: At) -> Tree:
+    def batch(self, total: Tree, at: StageContext) -> Tree:
         raise NotImplementedError
 
-    def update(self, update: Tree, at: At) -> Tree:
+    def update(self, update: Tree, at: StageContext) -> Tree:
         raise NotImplementedError
 
-    def upload(self, message: Tree, at: At) -> Tree:
+    def upload(self, message: Tree, at: StageContext) -> Tree:
         raise NotImplementedError
 
-    def aggregate(self, total: Tree, at: At) -> Tree:
+    def aggregate(self, total: Tree, at: StageContext) -> Tree:
         raise NotImplementedError
 
-    def finish(self, params: Tree, at: At) -> Tree:
+    def finish(self, params: Tree, at: StageContext) -> Tree:
         raise NotImplementedError
 
     def fills(self, stage: str) -> bool:

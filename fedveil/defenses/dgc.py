@@ -31,8 +31,8 @@ from pydantic import Field
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.setting import Setting
-from fedveil.core.stage import Effect
-from fedveil.defenses.base import At, Defense
+from fedveil.core.stage import Effect, StageContext
+from fedveil.defenses.base import Defense
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ class DGC(Defense):
         """Its state holds what it was given before. Nodes keep it for one config alone."""
         return Effect.POST_PROCESSING
 
-    def initial_memory(self, params: Any) -> Any:
+    def initial_client_state(self, params: Any) -> Any:
         import jax
         import jax.numpy as jnp
 
         return jax.tree.map(jnp.zeros_like, params)
 
-    def recall(self, stage: str, value: Any, memory: Any, at: At) -> tuple[Any, Any]:
+    def recall(self, stage: str, value: Any, memory: Any, at: StageContext) -> tuple[Any, Any]:
         import jax
 
         from fedveil.defenses import sparse

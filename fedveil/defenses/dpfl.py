@@ -27,8 +27,8 @@ from pydantic import Field
 from fedveil.core.errors import ConfigError
 from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
-from fedveil.core.stage import Effect
-from fedveil.defenses.base import At, Defense, DefenseContext, Dial, Refusal
+from fedveil.core.stage import Effect, StageContext
+from fedveil.defenses.base import Defense, DefenseContext, Dial, Refusal
 from fedveil.mechanisms.mechanism import Clip, LayerLaplace, Placed
 from fedveil.mechanisms.schedule import Schedule
 
@@ -101,7 +101,7 @@ class DPFL(Defense):
             raise ConfigError("defense.allocation", self.allocation, takes)
         return self.holding(context)
 
-    def initial_memories(self, params: Any, clients: int) -> Any:
+    def initial_client_states(self, params: Any, clients: int) -> Any:
         """[clients] for each layer: its part of the budget, ε_i/ε."""
         import jax
         import jax.numpy as jnp
@@ -153,20 +153,20 @@ class DPFL(Defense):
         )  # fmt: skip
         return [placed]
 
-    def recall(self, stage: str, value: Any, memory: Any, at: At) -> tuple[Any, Any]:
+    def recall(self, stage: str, value: Any, memory: Any, at: StageContext) -> tuple[Any, Any]:
         mechanism = self.mechanism(at.setting)
         return mechanism.noise_by_share(mechanism.clip_one(value, at), memory, at), memory
 
     # --- Algorithm 3, lines 10 and 11
 
-    def aggregate(self, total: Any, at: At) -> Any:
+    def aggregate(self, total: Any, at: StageContext) -> Any:
         import jax
 
         # The sum has weights n_k/mean(n) (train.weights = "size") or 1; either way 1/K makes them n_k/n, or its mean.
         factor = at.lr / at.setting.clients * at.divisor  # the server divides by `divisor` afterwards
         return jax.tree.map(lambda t: t * factor, total)
 
-    def finish(self, params: Any, at: At) -> Any:
+    def finish(self, params: Any, at: StageContext) -> Any:
         """One epoch over the public set, in a fresh order, by the local optimiser and its learning rate."""
         return self.held.public_epoch(params, at)
 

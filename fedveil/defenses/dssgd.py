@@ -30,8 +30,8 @@ from pydantic import Field
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.setting import Setting
-from fedveil.core.stage import Effect
-from fedveil.defenses.base import At, Defense
+from fedveil.core.stage import Effect, StageContext
+from fedveil.defenses.base import Defense
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class DSSGD(Defense):
             takes = "dssgd at stage 'upload' would cut holes into the model that fedavg sends: use fedsgd"
             raise ConfigError("train.aggregation", setting.aggregation, takes)
 
-    def example(self, each: Any, mask: Any, at: At) -> tuple[Any, Any]:
+    def example(self, each: Any, mask: Any, at: StageContext) -> tuple[Any, Any]:
         import jax
         import jax.numpy as jnp
 
@@ -80,10 +80,10 @@ class DSSGD(Defense):
 
         return jax.vmap(one)(each, mask, jnp.arange(mask.shape[0])), None
 
-    def batch(self, total: Any, at: At) -> Any:
+    def batch(self, total: Any, at: StageContext) -> Any:
         return self._select(total, at.key, self.scale * at.divisor)
 
-    def upload(self, message: Any, at: At) -> Any:
+    def upload(self, message: Any, at: StageContext) -> Any:
         return self._select(message, at.key, self.scale)
 
     def _select(self, gradient: Any, key: Any, scale: Any) -> Any:

@@ -28,8 +28,8 @@ from pydantic import Field
 
 from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
-from fedveil.core.stage import Effect
-from fedveil.defenses.base import At, Refusal
+from fedveil.core.stage import Effect, StageContext
+from fedveil.defenses.base import Refusal
 from fedveil.defenses.scheduled import Scheduled
 from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed
 from fedveil.mechanisms.schedule import Shape
@@ -99,7 +99,7 @@ class FedCDP(Scheduled):
         single = self.placement == "example"
         at_client = Placed(
             self.on_sum(setting), "client", "example", "step", "example", "example",
-            on_each=single, adds_up=linear, reason=reason,
+            on_each=single, client_noise_sums=linear, reason=reason,
         )  # fmt: skip
         if not single:
             return [at_client]
@@ -112,7 +112,7 @@ class FedCDP(Scheduled):
 
     # --- the obvious way: gradients one by one (line by line as in the algorithm)
 
-    def example(self, each: Tree, mask: jax.Array, at: At) -> tuple[Tree, Tree | None]:
+    def example(self, each: Tree, mask: jax.Array, at: StageContext) -> tuple[Tree, Tree | None]:
         import jax
         import jax.numpy as jnp
 
@@ -132,7 +132,7 @@ class FedCDP(Scheduled):
         rest = jax.tree.map(lambda w, n: w - _where(counted, n).sum(axis=0), whole, noises)
         return shown, rest
 
-    def example_sum(self, each: Tree, mask: jax.Array, at: At) -> Tree:
+    def example_sum(self, each: Tree, mask: jax.Array, at: StageContext) -> Tree:
         """Nobody sees single gradients: one draw of the same distribution on the clipped sum."""
         import jax
 
@@ -144,12 +144,12 @@ class FedCDP(Scheduled):
             return total
         return noise.add(total, self.on_sum(at.setting).noise(_first(clipped), at, bounds=bounds))
 
-    def _clipped(self, each: Tree, mask: jax.Array, at: At) -> tuple[dict[str, Any], Tree]:
+    def _clipped(self, each: Tree, mask: jax.Array, at: StageContext) -> tuple[dict[str, Any], Tree]:
         clip = self.on_example(at.setting).clip
         bounds = clip.bounds(each, mask, at)
         return bounds, clip.examples(each, bounds)
 
-    def _by_slot(self, clipped: Tree, whole: Tree, bounds: dict[str, Any], width: int, at: At) -> Tree:
+    def _by_slot(self, clipped: Tree, whole: Tree, bounds: dict[str, Any], width: int, at: StageContext) -> Tree:
         """[width, ...] the noise of each slot of the batch: independent draws of σC; the first B add up to `whole`.
 
         One draw serves both: what moves the model is `whole`, drawn once, and what the tap shows is that draw divided among
@@ -175,12 +175,12 @@ class FedCDP(Scheduled):
 
     # --- the fused way: one backward pass, one draw of the same distribution on the sum
 
-    def example_bound(self, at: At) -> Any:
+    def example_bound(self, at: StageContext) -> Any:
         if self.clip_scope == "flat" or self.clip_mode == "median":
             return None
         return self.on_sum(at.setting).clip.at(at)
 
-    def example_on_sum(self, total: Tree, at: At) -> Tree:
+    def example_on_sum(self, total: Tree, at: StageContext) -> Tree:
         return self.on_sum(at.setting).add_noise(total, at)
 
     # --- what others ask

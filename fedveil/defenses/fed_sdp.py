@@ -24,8 +24,7 @@ from pydantic import Field
 
 from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
-from fedveil.core.stage import Effect
-from fedveil.defenses.base import At
+from fedveil.core.stage import Effect, StageContext
 from fedveil.defenses.scheduled import Scheduled
 from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed
 from fedveil.mechanisms.schedule import Shape
@@ -75,15 +74,15 @@ class FedSDP(Scheduled):
             return []
         made = self.mechanism(setting)
         if self.placement == "client":
-            return [Placed(made, "client", "client", "round", "update", "update", adds_up=True)]
+            return [Placed(made, "client", "client", "round", "update", "update", client_noise_sums=True)]
         trust = ("the server is trusted: it sees clean updates and adds the noise",)
         return [Placed(made, "release", "client", "round", "update", "aggregate", on_sum=True, assumes=trust)]
 
-    def update(self, update: Tree, at: At) -> Tree:
+    def update(self, update: Tree, at: StageContext) -> Tree:
         mechanism = self.mechanism(at.setting)
         return mechanism.apply(update, at) if self.placement == "client" else mechanism.clip_one(update, at)
 
-    def aggregate(self, total: Tree, at: At) -> Tree:
+    def aggregate(self, total: Tree, at: StageContext) -> Tree:
         return self.mechanism(at.setting).add_noise(total, at)
 
     # --- what others ask

@@ -24,8 +24,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.core.stage import Effect
-from fedveil.defenses.base import At, Defense
+from fedveil.core.stage import Effect, StageContext
+from fedveil.defenses.base import Defense
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class GradientNoise(Defense):
     def noised_stages(self) -> tuple[str, ...]:
         return (self.stage,)
 
-    def example(self, each: Any, mask: Any, at: At) -> tuple[Any, Any]:
+    def example(self, each: Any, mask: Any, at: StageContext) -> tuple[Any, Any]:
         import jax
         import jax.numpy as jnp
 
@@ -61,7 +61,7 @@ class GradientNoise(Defense):
 
         return jax.vmap(one)(each, mask, jnp.arange(mask.shape[0])), None
 
-    def example_sum(self, each: Any, mask: Any, at: At) -> Any:
+    def example_sum(self, each: Any, mask: Any, at: StageContext) -> Any:
         import jax
         import jax.numpy as jnp
 
@@ -71,11 +71,11 @@ class GradientNoise(Defense):
         dtype = jax.tree.leaves(total)[0].dtype
         return self._added(at.key, total, self.scale * jnp.sqrt(mask.sum().astype(dtype)))
 
-    def batch(self, total: Any, at: At) -> Any:
+    def batch(self, total: Any, at: StageContext) -> Any:
         # The stage sees the sum; the scale is meant for the mean.
         return self._added(at.key, total, self.scale * at.divisor)
 
-    def upload(self, message: Any, at: At) -> Any:
+    def upload(self, message: Any, at: StageContext) -> Any:
         return self._added(at.key, message, self.scale)
 
     def _added(self, key: Any, value: Any, scale: Any) -> Any:

@@ -20,8 +20,8 @@ from pydantic import Field
 from fedveil.core.errors import ConfigError, unknown_name
 from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
-from fedveil.core.stage import Effect
-from fedveil.defenses.base import At, Defense, DefenseContext
+from fedveil.core.stage import Effect, StageContext
+from fedveil.defenses.base import Defense, DefenseContext
 from fedveil.mechanisms.mechanism import Clip, LayerLaplace, Placed
 from fedveil.mechanisms.schedule import Schedule
 
@@ -63,7 +63,7 @@ class LIP(Defense):
             raise ConfigError("defense.layers", None, takes)
         return self.holding(context)
 
-    def initial_memories(self, params: Any, clients: int) -> Any:
+    def initial_client_states(self, params: Any, clients: int) -> Any:
         """[clients, ...] for each noised parameter: its part of the budget, ε_j/ε."""
         import jax
         import jax.numpy as jnp
@@ -89,7 +89,7 @@ class LIP(Defense):
             reason = "layers without noise show their part of the update as it is; to noise all of them use dpfl"
         return [Placed(self.mechanism(setting), "server", "client", "round", "upload", "upload", reason=reason)]
 
-    def recall(self, stage: str, value: Any, memory: Any, at: At) -> tuple[Any, Any]:
+    def recall(self, stage: str, value: Any, memory: Any, at: StageContext) -> tuple[Any, Any]:
         mechanism = self.mechanism(at.setting)
         return mechanism.noise_by_share(mechanism.clip_one(value, at), memory, at), memory
 

@@ -22,8 +22,8 @@ from pydantic import Field
 from fedveil.core.errors import ConfigError
 from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
-from fedveil.core.stage import Effect
-from fedveil.defenses.base import At, Defense, Dial
+from fedveil.core.stage import Effect, StageContext
+from fedveil.defenses.base import Defense, Dial
 from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed
 from fedveil.mechanisms.schedule import Schedule
 
@@ -79,12 +79,14 @@ class NbAFL(Defense):
         return Mechanism(Clip(Schedule(self.clip)), Schedule(self.uplink(setting) / self.clip))
 
     def mechanisms(self, setting: Setting) -> list[Placed]:
-        return [Placed(self.mechanism(setting), "server", "client", "round", "upload", "upload", adds_up=True)]
+        return [
+            Placed(self.mechanism(setting), "server", "client", "round", "upload", "upload", client_noise_sums=True)
+        ]
 
-    def upload(self, message: Any, at: At) -> Any:
+    def upload(self, message: Any, at: StageContext) -> Any:
         return self.mechanism(at.setting).apply(message, at)
 
-    def finish(self, params: Any, at: At) -> Any:
+    def finish(self, params: Any, at: StageContext) -> Any:
         from fedveil.random import noise
 
         deviation = self.downlink(at.setting)

@@ -26,8 +26,8 @@ from pydantic import Field
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.setting import Setting
-from fedveil.core.stage import Effect
-from fedveil.defenses.base import At, Defense
+from fedveil.core.stage import Effect, StageContext
+from fedveil.defenses.base import Defense
 
 
 @dataclass(frozen=True)
@@ -51,19 +51,19 @@ class Prune(Defense):
             takes = "prune at stage 'upload' would cut holes into the model that fedavg sends: use fedsgd"
             raise ConfigError("train.aggregation", setting.aggregation, takes)
 
-    def example(self, each: Any, mask: Any, at: At) -> tuple[Any, Any]:
+    def example(self, each: Any, mask: Any, at: StageContext) -> tuple[Any, Any]:
         import jax
 
         from fedveil.defenses import sparse
 
         return jax.vmap(lambda one: sparse.prune(one, self.share))(each), None
 
-    def batch(self, total: Any, at: At) -> Any:
+    def batch(self, total: Any, at: StageContext) -> Any:
         from fedveil.defenses import sparse
 
         return sparse.prune(total, self.share)
 
-    def upload(self, message: Any, at: At) -> Any:
+    def upload(self, message: Any, at: StageContext) -> Any:
         from fedveil.defenses import sparse
 
         return sparse.prune(message, self.share)

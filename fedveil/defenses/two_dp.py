@@ -26,8 +26,8 @@ from pydantic import Field
 
 from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
-from fedveil.core.stage import Effect
-from fedveil.defenses.base import At, Defense, Dial
+from fedveil.core.stage import Effect, StageContext
+from fedveil.defenses.base import Defense, Dial
 from fedveil.mechanisms.mechanism import BroadcastNoise, Clip, Mechanism, Placed
 from fedveil.mechanisms.schedule import Schedule
 
@@ -87,14 +87,14 @@ class TwoDP(Defense):
         if self.noise:
             linear = setting.local_steps == 1 and setting.optimizer == "sgd"
             client = self.at_client(setting)
-            made.append(Placed(client, "client", "example", "step", "example", "example", adds_up=linear))
+            made.append(Placed(client, "client", "example", "step", "example", "example", client_noise_sums=linear))
         if self.fills("broadcast"):
             server, reason = self.at_server(setting), self._why_not(setting)
             placed = Placed(server, "broadcast", "client", "round", "example", "broadcast", on_sum=True, reason=reason)
             made.append(placed)
         return made
 
-    def example(self, each: Tree, mask: jax.Array, at: At) -> tuple[Tree, Tree | None]:
+    def example(self, each: Tree, mask: jax.Array, at: StageContext) -> tuple[Tree, Tree | None]:
         import jax
 
         mechanism = self.at_client(at.setting)
@@ -103,7 +103,7 @@ class TwoDP(Defense):
             return clipped, None
         return clipped, mechanism.noise(jax.tree.map(lambda a: a[0], clipped), at)
 
-    def broadcast(self, params: Tree, at: At) -> Tree:
+    def broadcast(self, params: Tree, at: StageContext) -> Tree:
         key = at.shared if self.server_noise_mode == "same" else at.key
         return self.at_server(at.setting).add_noise(params, at, key)
 

@@ -22,7 +22,6 @@ import numpy as np
 
 from fedveil.accounting import ledger, transcript
 from fedveil.accounting.transcript import Executed
-from fedveil.assemble import Federation, prepare
 from fedveil.config import Config, resolve, to_toml
 from fedveil.core import keys
 from fedveil.core.errors import ConfigError, FedveilError, RunError
@@ -32,14 +31,14 @@ from fedveil.data.partition import Partition
 from fedveil.defenses.catalog import make_all
 from fedveil.deploy.messages import Answer, Exchange, Introduction, Parts, Request
 from fedveil.deploy.wire import BadMessage, pack, unpack
-from fedveil.planning import load_data
+from fedveil.federation import Federation, load_data, prepare
 from fedveil.random import secure
-from fedveil.rounds import client as client_part
-from fedveil.rounds import plan, server
-from fedveil.rounds.client import Now
-from fedveil.rounds.server import Answers, ServerState
-from fedveil.rounds.simulate import RoundReport
 from fedveil.runs import RunFolder, environment, write_text
+from fedveil.simulation import client as client_part
+from fedveil.simulation import sampling, server
+from fedveil.simulation.client import RoundContext
+from fedveil.simulation.server import Answers, ServerState
+from fedveil.simulation.simulator import RoundReport
 
 Row = dict[str, Any]
 Tree = Any
@@ -308,7 +307,7 @@ class _Run:
         return state, row
 
     def _requests(
-        self, state: ServerState, number: int, cohort: plan.Cohort, round_key: Any, lr: Any
+        self, state: ServerState, number: int, cohort: sampling.Cohort, round_key: Any, lr: Any
     ) -> dict[int, tuple[Request, Parts]]:
         """What is sent to each node that is there: the model as this client receives it (stage `broadcast`)."""
         clients = self.config.data.clients
@@ -331,11 +330,11 @@ class _Run:
         return asked
 
     @staticmethod
-    def _moment(number: int, client: int, round_key: Any, lr: Any) -> Now:
-        return Now(keys.client_key(round_key, client, 0), keys.shared_key(round_key), number, lr)
+    def _moment(number: int, client: int, round_key: Any, lr: Any) -> RoundContext:
+        return RoundContext(keys.client_key(round_key, client, 0), keys.shared_key(round_key), number, lr)
 
     def _taken(
-        self, state: ServerState, number: int, cohort: plan.Cohort, answers: Mapping[int, Answer]
+        self, state: ServerState, number: int, cohort: sampling.Cohort, answers: Mapping[int, Answer]
     ) -> tuple[dict[int, tuple[Tree, float]], dict[str, str]]:
         """The messages that count, by client; and why others do not."""
         taken: dict[int, tuple[Tree, float]] = {}
@@ -352,7 +351,7 @@ class _Run:
         self,
         state: ServerState,
         number: int,
-        cohort: plan.Cohort,
+        cohort: sampling.Cohort,
         taken: Mapping[int, tuple[Tree, float]],
         round_key: Any,
         lr: Any,

@@ -112,7 +112,7 @@ def _node_toml(number: int, made: Federation, classes: int, test: bool, limits: 
 
 def _shards(config: Config) -> tuple[int, list[Part]]:
     """The number of classes, and a public dataset handed out as the simulator does: for trials on one machine."""
-    from fedveil.assemble import prepare
+    from fedveil.federation import prepare
 
     federation = prepare(config)
     owned = [federation.partition.client(number) for number in range(federation.partition.clients)]

@@ -24,7 +24,6 @@ import numpy as np
 from fedveil.accounting import company, transcript
 from fedveil.accounting.accountants import Round
 from fedveil.accounting.accounts import realised
-from fedveil.assemble import build_model, make_setting
 from fedveil.config import Config, from_dict, resolve
 from fedveil.core import keys
 from fedveil.core.errors import ConfigError, DataError
@@ -41,12 +40,13 @@ from fedveil.deploy.account import ADJACENT, Entry, NodeLedger, Use, now
 from fedveil.deploy.limits import Node, Refused
 from fedveil.deploy.messages import Introduction, Parts, Reply, Request
 from fedveil.deploy.wire import BadMessage, pack, unpack
+from fedveil.federation import build_model, make_setting
 from fedveil.random import secure
-from fedveil.rounds import client as client_part
-from fedveil.rounds import plan
-from fedveil.rounds.client import Now, Task
-from fedveil.rounds.context import FederationContext
 from fedveil.runs import named_leaves, write_atomic
+from fedveil.simulation import client as client_part
+from fedveil.simulation import sampling
+from fedveil.simulation.client import RoundContext, Task
+from fedveil.simulation.context import FederationContext
 
 Tree = Any
 _whole = jax.jit(client_part.received_on, static_argnums=0)
@@ -109,7 +109,7 @@ class _Plan:
 
     config: Config
     task: Task
-    law: plan.BatchLaw
+    law: sampling.BatchSampling
     steps: int
 
     def lr(self, number: int) -> float:
@@ -158,7 +158,7 @@ class _Round:
         assert train.batch is not None and train.rounds is not None
         if not 0 <= request.round < train.rounds:
             raise Refused(f"there is no round {request.round} in a run of {train.rounds}")
-        law = plan.BatchLaw(train.batching, train.batch, train.local_steps, train.local_epochs)
+        law = sampling.BatchSampling(train.batching, train.batch, train.local_steps, train.local_epochs)
         model = build_model(config, self.data.x.shape[1:], self.node.classes)
         setting = make_setting(config, _as_client(0, len(self.data)), law, model, len(self.data))
         # Sizes of the others are the server's word. A wrong one changes the noise, and the account of it alike.
@@ -236,7 +236,7 @@ class _Round:
         if not stateful:
             return {}
         params = jax.tree.map(jnp.asarray, received)
-        blank = {place: d.initial_memories(params, self._id + 1) for place, d in stateful.items()}
+        blank = {place: d.initial_client_states(params, self._id + 1) for place, d in stateful.items()}
         blank = jax.device_get(jax.tree.map(lambda a: a[self._id], blank))
         if not self._memory_file.exists():
             return blank
@@ -261,12 +261,12 @@ class _Round:
     def _compute(self, planned: _Plan, received: Tree, memory: Tree) -> tuple[Tree, Any, Tree]:
         request, task, law = self.request, planned.task, planned.law
         own = _as_client(self._id, len(self.data))
-        alone = plan.Cohort(np.array([self._id]), np.zeros(1, np.int64), np.zeros(1, bool), 1, 0)
-        widths = plan.batch_widths(law, own, planned.steps)
-        batches = plan.draw_batches(law, own, self._draws(), request.round, alone, widths)
+        alone = sampling.Cohort(np.array([self._id]), np.zeros(1, np.int64), np.zeros(1, bool), 1, 0)
+        widths = sampling.batch_widths(law, own, planned.steps)
+        batches = sampling.draw_batches(law, own, self._draws(), request.round, alone, widths)
         lr = jnp.asarray(planned.lr(request.round), task.dtype)
         key, shared = self._keys()
-        moment = Now(key, shared, jnp.int32(request.round), lr)
+        moment = RoundContext(key, shared, jnp.int32(request.round), lr)
         # The server takes the difference of models (fedavg) itself: a node need not know the model before its noise.
         sent = jax.tree.map(np.zeros_like, received)
         own_batches = (batches.index[0], batches.mask[0], batches.steps[0])

@@ -8,9 +8,9 @@ from typing import Any
 from fedveil.accounting import ledger
 from fedveil.accounting.ledger import Row
 from fedveil.accounting.published import RULES
-from fedveil.assemble import plan
 from fedveil.config import from_dict
 from fedveil.core.taps import ACCOUNTED_TAPS, UNITS
+from fedveil.federation import plan
 from fedveil.report.words import limit, weak
 
 PUBLISHED = (*RULES, "joint", "as-published")

@@ -15,7 +15,7 @@ from fastapi.responses import RedirectResponse, Response, StreamingResponse
 from fedveil import __version__
 from fedveil.core.errors import ConfigError, FedveilError, RunError
 from fedveil.core.jsontext import to_json
-from fedveil.lab import asks, forms, guard, jobs, measured, runs, script
+from fedveil.lab import forms, guard, jobs, measured, requests, runs, script
 from fedveil.lab.jobs import Job
 from fedveil.lab.pictures import MOST_BYTES
 from fedveil.lab.pool import QueueFull
@@ -94,8 +94,8 @@ def _choices(app: FastAPI, lab: Lab) -> None:
     app.add_api_route("/api/choices", choices, methods=["GET"])
 
     async def gallery(dataset: str = "digits", first: int = 0) -> Response:
-        if dataset not in asks.PICTURE_SETS:
-            raise ConfigError("dataset", dataset, "takes one of: " + ", ".join(asks.PICTURE_SETS))
+        if dataset not in requests.PICTURE_SETS:
+            raise ConfigError("dataset", dataset, "takes one of: " + ", ".join(requests.PICTURE_SETS))
         if not 0 <= first <= 10_000_000:
             raise ConfigError("first", first, "takes a whole number, 0 or more")
         asked = {"dataset": dataset, "first": first, "count": SHOWN}
@@ -116,7 +116,7 @@ def _choices(app: FastAPI, lab: Lab) -> None:
     async def account(request: Request) -> Response:
         """ε per seat: of a training (`trade`), or of the training that a leak is one round of (`leak`)."""
         body = await _json(request)
-        document = asks.check(_document(body))
+        document = requests.check(_document(body))
         group = f"account-{str(body.get('page', ''))[:32]}"
         return answer(await _answer(lab, "account", {"document": document}, group=group))
 
@@ -125,19 +125,19 @@ def _choices(app: FastAPI, lab: Lab) -> None:
 
 def _document(body: dict[str, Any]) -> dict[str, Any]:
     if "leak" in body:
-        return asks.read(asks.LeakAsk, body["leak"]).federation_document()
-    return asks.read(asks.TradeAsk, body.get("trade")).document()
+        return requests.read(requests.LeakAsk, body["leak"]).federation_document()
+    return requests.read(requests.TradeAsk, body.get("trade")).document()
 
 
 def _leak(app: FastAPI, lab: Lab) -> None:
     async def scripted(request: Request) -> Response:
         body = await _json(request)
-        return answer(await _scripts(lab, asks.read(asks.LeakAsk, body.get("leak"))))
+        return answer(await _scripts(lab, requests.read(requests.LeakAsk, body.get("leak"))))
 
     app.add_api_route("/api/leak/script", scripted, methods=["POST"])
 
     async def start(request: Request) -> Response:
-        ask: asks.LeakAsk = asks.read(asks.LeakAsk, (await _json(request)).get("leak"))
+        ask: requests.LeakAsk = requests.read(requests.LeakAsk, (await _json(request)).get("leak"))
         documents, _ = await _leak_documents(lab, ask)
         if ask.defense.get("name") == "none":
             documents = documents[:1]
@@ -147,18 +147,18 @@ def _leak(app: FastAPI, lab: Lab) -> None:
     app.add_api_route("/api/leak", start, methods=["POST"])
 
 
-async def _leak_documents(lab: Lab, ask: asks.LeakAsk) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+async def _leak_documents(lab: Lab, ask: requests.LeakAsk) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Configs of the attack without and with the defence, on a file of the pictures that exists."""
     picked = await _answer(lab, "pick", {"ask": ask.model_dump()})
     if not Path(picked["file"]).is_file():  # someone cleared the folder
         picked = await _answer(lab, "pick", {"ask": ask.model_dump()}, keep=False)
-    made = [asks.check(ask.attack_document(picked["file"], defended=on)) for on in (False, True)]
+    made = [requests.check(ask.attack_document(picked["file"], defended=on)) for on in (False, True)]
     return made, picked
 
 
-async def _scripts(lab: Lab, ask: asks.LeakAsk) -> dict[str, Any]:
+async def _scripts(lab: Lab, ask: requests.LeakAsk) -> dict[str, Any]:
     (plain, defended), picked = await _leak_documents(lab, ask)
-    account = asks.check(ask.federation_document())
+    account = requests.check(ask.federation_document())
     return {
         "open": script.both("attack", plain, "open.toml"),
         "defended": script.both("attack", defended, "defended.toml"),
@@ -170,8 +170,8 @@ async def _scripts(lab: Lab, ask: asks.LeakAsk) -> dict[str, Any]:
 def _trade(app: FastAPI, lab: Lab) -> None:
     async def trade(request: Request) -> Response:
         """What is known without computing: the texts to copy, and runs of the same dataset."""
-        ask: asks.TradeAsk = asks.read(asks.TradeAsk, (await _json(request)).get("trade"))
-        document = asks.check(ask.document())
+        ask: requests.TradeAsk = requests.read(requests.TradeAsk, (await _json(request)).get("trade"))
+        document = requests.check(ask.document())
         known = await asyncio.to_thread(_known_runs, lab, document)
         texts = {
             "train": script.both("train", document, "training.toml"),
@@ -182,8 +182,8 @@ def _trade(app: FastAPI, lab: Lab) -> None:
     app.add_api_route("/api/trade", trade, methods=["POST"])
 
     async def train(request: Request) -> Response:
-        ask: asks.TradeAsk = asks.read(asks.TradeAsk, (await _json(request)).get("trade"))
-        document = asks.check(ask.document())
+        ask: requests.TradeAsk = requests.read(requests.TradeAsk, (await _json(request)).get("trade"))
+        document = requests.check(ask.document())
         if not await asyncio.to_thread(forms.here, ask.dataset):
             raise ConfigError("data.name", ask.dataset, f"its files are not here: fedveil data get {ask.dataset}")
         name = runs.new_name(lab.runs, document)

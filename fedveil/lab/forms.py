@@ -12,7 +12,7 @@ from fedveil.data import sources
 from fedveil.data.catalog import DATASETS
 from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import DEFENSES
-from fedveil.lab import asks
+from fedveil.lab import requests
 from fedveil.models.catalog import MODELS
 
 # The keys that make a defence stronger or weaker: they stand first, the others behind "more".
@@ -32,12 +32,12 @@ MEASURES = {
 def choices() -> dict[str, Any]:
     """Everything the page needs to build its forms."""
     return {
-        "datasets": [_dataset(name) for name in asks.TRAIN_SETS],
-        "picture_sets": list(asks.PICTURE_SETS),
+        "datasets": [_dataset(name) for name in requests.TRAIN_SETS],
+        "picture_sets": list(requests.PICTURE_SETS),
         "models": [{"name": n, "summary": MODELS[n].summary, "images": MODELS[n].images} for n in MODELS],
-        "leak_models": list(asks.LEAK_MODELS),
-        "attacks": [{"name": n, "summary": ATTACKS[n].summary} for n in asks.LEAK_ATTACKS],
-        "taps": [{"name": n, "summary": TAPS[n]} for n in asks.LEAK_TAPS],
+        "leak_models": list(requests.LEAK_MODELS),
+        "attacks": [{"name": n, "summary": ATTACKS[n].summary} for n in requests.LEAK_ATTACKS],
+        "taps": [{"name": n, "summary": TAPS[n]} for n in requests.LEAK_TAPS],
         "seats": [{"name": n, "summary": s} for n, s in TAPS.items() if n != "batch"],
         "defenses": [_defense(kind) for kind in DEFENSES.values()],
     }

@@ -15,16 +15,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedveil.assemble import prepare
 from fedveil.attacks import study, truth
 from fedveil.attacks.catalog import settings as make_settings
 from fedveil.attacks.observe import Observation, from_tap
-from fedveil.attacks.reconstruct.crew import Sight
-from fedveil.attacks.reconstruct.run import Reconstruction, reconstruct
+from fedveil.attacks.reconstruction.run import Reconstruction, reconstruct
+from fedveil.attacks.reconstruction.scheduler import Sight
 from fedveil.attacks.score import Scores, assigned, psnr, score, ssim
 from fedveil.config import from_dict
 from fedveil.core.keys import Draws
 from fedveil.data.pixels import png_uri
+from fedveil.federation import prepare
 
 Tell = Callable[[dict[str, Any]], None]
 SIDES = ("open", "defended")

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedveil import __version__
 from fedveil.config import from_dict, resolve
-from fedveil.lab.asks import TradeAsk
+from fedveil.lab.requests import TradeAsk
 
 FILE = Path(__file__).parent / "measured.json"
 KEPT = ("tap", "unit", "epsilon", "delta", "adjacency", "certified", "accountant")
@@ -34,7 +34,7 @@ def measure(document: dict[str, Any]) -> dict[str, Any]:
     """One training by a noise seed, as an entry of the file, with the certificates of the same training by secret draws."""
     from fedveil.accounting import ledger
     from fedveil.api import train
-    from fedveil.planning import plan
+    from fedveil.federation import plan
 
     seed = document["train"].get("seed", 0)
     result = train({**document, "train": {**document["train"], "noise_seed": seed}})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.core.errors import ConfigError
-from fedveil.lab.asks import UPLOAD_NAME
+from fedveil.lab.requests import UPLOAD_NAME
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.core.errors import ConfigError, RunError
-from fedveil.lab import asks
+from fedveil.lab import requests
 from fedveil.lab.jobs import Job
 from fedveil.lab.pool import Limits, Pool
 
@@ -92,15 +92,15 @@ class Lab:
         attack = given.get("attack", {})
         leak |= {"attack": attack["name"]} if "name" in attack else {}
         leak |= {key: attack[key] for key in ("tap", "iterations") if key in attack}
-        return {"leak": _usable(asks.LeakAsk, leak), "trade": _usable(asks.TradeAsk, trade)}
+        return {"leak": _usable(requests.LeakAsk, leak), "trade": _usable(requests.TradeAsk, trade)}
 
 
-def _usable(kind: type[asks.Ask], given: dict[str, Any]) -> dict[str, Any]:
+def _usable(kind: type[requests.Ask], given: dict[str, Any]) -> dict[str, Any]:
     """The request with these settings; with the lab's own where they are none of its choices."""
     try:
-        return asks.read(kind, given).model_dump()
+        return requests.read(kind, given).model_dump()
     except ConfigError:
-        return asks.read(kind, {}).model_dump()
+        return requests.read(kind, {}).model_dump()
 
 
 def key_of(kind: str, value: object) -> str:

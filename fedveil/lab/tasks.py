@@ -14,7 +14,7 @@ from fedveil.core.errors import ConfigError, RunError
 from fedveil.data.dataset import Dataset
 from fedveil.data.pixels import png_uri, to_bytes
 from fedveil.lab import pictures
-from fedveil.lab.asks import LeakAsk, Picture, read
+from fedveil.lab.requests import LeakAsk, Picture, read
 
 Tell = Callable[[dict[str, Any]], None]
 Task = Callable[..., Any]  # (payload, folder, tell) -> result
@@ -93,8 +93,8 @@ def account(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]
 
 def train(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
     """A training, into a run folder."""
-    from fedveil.assemble import prepare
     from fedveil.config import from_dict
+    from fedveil.federation import prepare
     from fedveil.runs import RunFolder
     from fedveil.training import train as go
 

@@ -230,7 +230,7 @@ class Placed:
     clip_stage: str
     stage: str
     on_each: bool = False  # the noise is on single examples, not on their sum
-    adds_up: bool = False
+    client_noise_sums: bool = False
     on_sum: bool = False
     every_round: bool = False
     reason: str = ""  # why no certificate covers it
@@ -251,10 +251,10 @@ class Placed:
             uses=self.uses,
             stage=self.stage,
             by_round=by_round,
-            adds_up=self.adds_up,
+            client_noise_sums=self.client_noise_sums,
             on_sum=self.on_sum,
             every_round=self.every_round,
-            covered=not self.reason,
+            certifiable=not self.reason,
             reason=self.reason,
             assumes=self.assumes,
             clip_stage=self.clip_stage,

@@ -27,8 +27,8 @@ def train(job: Job) -> Result:
     `history`: also the accuracy of every evaluated round and the loss of every round. `test`: also the accuracy on the
     publisher's test part, where that is not what accuracy is measured on anyway.
     """
-    from fedveil.assemble import prepare
     from fedveil.data.catalog import DATASETS
+    from fedveil.federation import prepare
     from fedveil.training import train as go
 
     config = _config(job)
@@ -60,8 +60,8 @@ def epsilons(rows: list[Any]) -> dict[str, float | None]:
 
 def attack(job: Job) -> Result:
     """A study of reconstructions: `fedveil attack`."""
-    from fedveil.assemble import prepare
     from fedveil.attacks import study
+    from fedveil.federation import prepare
 
     config = for_attack(_config(job))
     federation = prepare(config, trainable=False)
@@ -82,7 +82,7 @@ def infer(job: Job) -> Result:
 def account(job: Job) -> Result:
     """The account of a config, without training; `rounds` and `accountants` as options."""
     from fedveil.accounting import ledger
-    from fedveil.assemble import plan
+    from fedveil.federation import plan
 
     made = plan(_config(job))
     rounds = int(job.options.get("rounds", made.setting.rounds))
@@ -93,7 +93,7 @@ def account(job: Job) -> Result:
 
 def norms(job: Job) -> Result:
     """Mean L2 norm of example gradients at the first local step of so many clients, round by round (fed-cdp, Fig. 3)."""
-    from fedveil.assemble import prepare
+    from fedveil.federation import prepare
 
     federation = prepare(_config(job))
     simulator = federation.simulator
@@ -112,7 +112,7 @@ def norms(job: Job) -> Result:
 
 def dataset(job: Job) -> Result:
     """What a dataset holds."""
-    from fedveil.assemble import prepare
+    from fedveil.federation import prepare
 
     federation = prepare(_config(job))
     data = federation.dataset
@@ -129,7 +129,7 @@ def round_time(job: Job) -> Result:
     """Milliseconds per client and local iteration: a training round after a first one that compiles."""
     import time
 
-    from fedveil.assemble import prepare
+    from fedveil.federation import prepare
 
     federation = prepare(_config(job))
     simulator, setting = federation.simulator, federation.simulator.task.setting
@@ -147,7 +147,7 @@ def round_time(job: Job) -> Result:
 def calibrated(job: Job) -> Result:
     """A training whose noise the ledger sets: the least that keeps `epsilon`, `delta` at `tap` for `unit`."""
     from fedveil.accounting import calibrate
-    from fedveil.assemble import plan
+    from fedveil.federation import plan
 
     made = plan(_config(job))
     wanted = {key: job.options[key] for key in ("epsilon", "delta", "tap", "unit")}

@@ -24,13 +24,13 @@ def attack_steps(job: Job) -> Result:
     A study of attacks looks for as many examples as the steps drew; here the attacker knows that a client holds one. Option
     `divided`: what `one_example` says.
     """
-    from fedveil.assemble import prepare
     from fedveil.attacks import truth
     from fedveil.attacks.catalog import settings
     from fedveil.attacks.observe import from_tap
     from fedveil.attacks.run import attack
     from fedveil.attacks.score import score
     from fedveil.attacks.study import check_tap, pooled
+    from fedveil.federation import prepare
 
     config = for_attack(load(None, list(job.settings)))
     asked = config.attack

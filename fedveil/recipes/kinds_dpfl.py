@@ -66,7 +66,7 @@ def noised_epoch(job: Job) -> Result:
 @lru_cache(maxsize=1)
 def _trained(settings: tuple[str, ...], target: float) -> tuple[Any, Params, Params]:
     """A federation, its model once it has reached the accuracy, and what one more epoch adds to it."""
-    from fedveil.assemble import prepare
+    from fedveil.federation import prepare
 
     federation = prepare(load(None, list(settings)))
     simulator = federation.simulator
@@ -87,8 +87,8 @@ def _trained(settings: tuple[str, ...], target: float) -> tuple[Any, Params, Par
 
 def noise_time(job: Job) -> Result:
     """Milliseconds that a client's defence takes for one update, clip and noise, its importances being known."""
-    from fedveil.assemble import prepare
-    from fedveil.defenses.base import At
+    from fedveil.core.stage import StageContext
+    from fedveil.federation import prepare
 
     simulator = prepare(load(None, list(job.settings))).simulator
     task, state = simulator.task, simulator.start()
@@ -97,7 +97,7 @@ def noise_time(job: Job) -> Result:
 
     @jax.jit
     def noised(update: Params, key: Array) -> Params:
-        at = At(task.setting, key, key, 0, task.setting.lr)
+        at = StageContext(task.setting, key, key, 0, task.setting.lr)
         return defense.recall("upload", update, memory, at)[0]
 
     times = []
@@ -134,13 +134,13 @@ def attack_layers(job: Job) -> Result:
     `loss` holds the median over the attacks of the squared gradient distance as an iteration opens; an attack that has
     ended keeps its last.
     """
-    from fedveil.assemble import prepare
     from fedveil.attacks import truth
     from fedveil.attacks.catalog import settings
     from fedveil.attacks.observe import from_tap
     from fedveil.attacks.run import attack
     from fedveil.attacks.score import score
     from fedveil.attacks.study import check_tap, pooled
+    from fedveil.federation import prepare
 
     config = for_attack(load(None, list(job.settings)))
     asked = config.attack

@@ -19,7 +19,7 @@ def curve(job: Job) -> Result:
     """
     from fedveil.accounting import calibrate, ledger, transcript
     from fedveil.accounting.seeded import as_planned
-    from fedveil.assemble import plan
+    from fedveil.federation import plan
     from fedveil.recipes.kinds import train
 
     settings = job.settings

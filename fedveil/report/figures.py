@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.attacks.stored import Stored
+from fedveil.attacks.results import Stored
 from fedveil.report.charts import Allowed, Curve, Series, heat_map, line_chart, roc_chart
 from fedveil.report.gather import Run, best
 from fedveil.report.verdict import rate

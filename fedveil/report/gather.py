@@ -16,7 +16,7 @@ import numpy as np
 
 from fedveil.accounting.ledger import Row
 from fedveil.accounting.published import RULES
-from fedveil.attacks.stored import Stored, read_all
+from fedveil.attacks.results import Stored, read_all
 from fedveil.config import Config, load
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.taps import ACCOUNTED_TAPS

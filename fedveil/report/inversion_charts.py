@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from fedveil.attacks.inference.inversion_figures import MODES, SEATS, Pictures, Rows
+from fedveil.attacks.inference.inversion_figures import ADVERSARIES, MODES, Pictures, Rows
 from fedveil.attacks.pictures import write_grid
 from fedveil.report.charts import Reference, Series, line_chart
 
@@ -62,7 +62,7 @@ def chart6a(rows: Rows, way: str = "ascent") -> str:
     lines = [
         _series(f"{seat}, {mode}", here, "sigma", "band")
         for mode in MODES
-        for seat in SEATS
+        for seat in ADVERSARIES
         if (here := [r for r in points if (r["seat"], r["server_noise_mode"]) == (seat, mode)])
     ]
     bare = [r for r in mine if "seat" in r and r["sigma"] is None]

@@ -16,7 +16,7 @@ import numpy as np
 
 import fedveil
 from fedveil.accounting.ledger import Row
-from fedveil.attacks.stored import Stored
+from fedveil.attacks.results import Stored
 from fedveil.report.answer import advice, answer
 from fedveil.report.figures import Figure, figures
 from fedveil.report.gather import Run, claimed, gather

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedveil.accounting.ledger import Row
-from fedveil.attacks.stored import Stored
+from fedveil.attacks.results import Stored
 from fedveil.report.gather import Run
 from fedveil.report.tables import number
 from fedveil.report.words import percent, weak

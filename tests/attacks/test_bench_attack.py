@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedveil.attacks.catalog import settings
-from fedveil.attacks.reconstruct import inits
-from fedveil.attacks.reconstruct.run import reconstruct
+from fedveil.attacks.reconstruction import inits
+from fedveil.attacks.reconstruction.run import reconstruct
 from fedveil.bench import attack as bench
 from fedveil.bench.peers import breaching_attack, torch_attack
 

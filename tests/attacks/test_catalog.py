@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from fedveil.attacks.adversaries import ADVERSARIES
 from fedveil.attacks.catalog import ATTACKS, INITS, inference_settings, keys, settings
-from fedveil.attacks.seats import SEATS
 from fedveil.core.errors import ConfigError
 
 
@@ -41,9 +41,9 @@ def test_every_name_of_the_contract_is_there_and_inference_attacks_refuse_a_seat
     ]
     assert list(ATTACKS) == names
     for name, info in ATTACKS.items():
-        for seat in SEATS if info.seats else ():
+        for seat in ADVERSARIES if info.seats else ():
             if seat in info.seats:
-                assert inference_settings(name, seat=seat).stands_at in SEATS[seat].taps
+                assert inference_settings(name, seat=seat).stands_at in ADVERSARIES[seat].taps
             else:
                 with pytest.raises(ConfigError, match="needs"):
                     inference_settings(name, seat=seat)

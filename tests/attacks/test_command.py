@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from fedveil.assemble import prepare
-from fedveil.attacks import stored, study
+from fedveil.attacks import results, study
 from fedveil.attacks.score import RULES
 from fedveil.config import NAMES, for_attack, load
+from fedveil.federation import prepare
 from fedveil.models.build import Choices, build
 
 SMALL = ["model.name=mlp", "model.hidden=[64]", "attack.images=3", "attack.iterations=15", "data.clients=6"]
@@ -30,7 +30,7 @@ def test_a_study_of_a_config_and_of_a_run(fedveil_cli, tmp_path):
     assert document["label_success_rate"] == 1.0 and document["success_rate"] == 1.0 and document["mse"] < 1e-3
     for name in ("grid.png", "steps.gif"):
         assert (tmp_path / "seen" / name).stat().st_size > 100
-    (kept,), _ = stored.read_all(tmp_path / "kept")
+    (kept,), _ = results.read_all(tmp_path / "kept")
     assert kept.pictures.shown == ("step 1", "step 5", "result") and kept.pictures.success.all()
     np.testing.assert_allclose(kept.pictures.found[-1], kept.pictures.truth, atol=0.1)
     other = fedveil_cli("attack", *given("train.seed=1"), "--out", "kept", cwd=tmp_path)
@@ -49,7 +49,7 @@ def test_a_study_of_a_config_and_of_a_run(fedveil_cli, tmp_path):
     last = fedveil_cli("attack", "--run", "run", *ask, cwd=tmp_path)
     assert last.code == 0 and "success rate" in last.out
     assert json.loads(fedveil_cli("attack", "--run", "run", *ask, "--json", cwd=tmp_path).out)["round"] == 2
-    kept, problems = stored.read_all(tmp_path / "run")
+    kept, problems = results.read_all(tmp_path / "run")
     assert not problems and sorted(one.document["round"] for one in kept) == [0, 2]
     assert first["stored"] in {f"run/attacks/{one.name}.json" for one in kept}
     assert all(one.pictures.shown == ("result",) and len(one.pictures.truth) == 3 for one in kept)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedveil.attacks.reconstruct.distance import DISTANCES
+from fedveil.attacks.reconstruction.distance import DISTANCES
 
 
 def trees(seed=0, attacks=3):

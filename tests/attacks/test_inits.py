@@ -7,8 +7,8 @@ import pytest
 from attack_helpers import blank, only
 
 from fedveil.attacks.catalog import INITS
-from fedveil.attacks.observe import Insider
-from fedveil.attacks.reconstruct import inits
+from fedveil.attacks.observe import AuxiliaryData
+from fedveil.attacks.reconstruction import inits
 from fedveil.core.errors import ConfigError
 
 DRAWN = ("patterned-2x2", "patterned-4x4", "random-normal", "random-uniform")
@@ -58,7 +58,7 @@ def test_plain_colours():
 
 
 def test_borrowed_examples_have_the_inferred_class():
-    held = Insider(np.arange(10.0)[:, None, None, None] * np.ones((8, 8, 1)), np.arange(10) % 4)
+    held = AuxiliaryData(np.arange(10.0)[:, None, None, None] * np.ones((8, 8, 1)), np.arange(10) % 4)
     observation = dataclasses.replace(blank(), insider=held)
     z = starts("optimal", observation, labels=np.array([[0], [1], [3]]))
     assert [int(i) % 4 for i in z[:, 0, 0, 0, 0]] == [0, 1, 3]

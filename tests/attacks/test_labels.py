@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from attack_helpers import IMAGES, victims
 
-from fedveil.attacks.reconstruct import labels
+from fedveil.attacks.reconstruction import labels
 from fedveil.core.errors import RunError
 from fedveil.models.adapters import from_functions
 

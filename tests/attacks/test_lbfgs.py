@@ -7,9 +7,9 @@ import pytest
 from lbfgs_reference import Reference
 
 from fedveil.attacks.catalog import settings
-from fedveil.attacks.reconstruct import card
-from fedveil.attacks.reconstruct.lanes import RUNNING, STALLED, Seen, begin, play, stop_rules
-from fedveil.attacks.reconstruct.lbfgs import LBFGS
+from fedveil.attacks.optim.lbfgs import LBFGS
+from fedveil.attacks.optim.slots import RUNNING, STALLED, Seen, begin, play, stop_rules
+from fedveil.attacks.reconstruction import card
 from fedveil.models import kernels
 
 SIZE, ITERATIONS = 12, 8
@@ -22,8 +22,8 @@ def valley(x, stiff, xp):
     return (stiff * (b - a**2) ** 2 + (1 - a) ** 2 + 0.1 * xp.sin(3 * b)).sum(axis=-1)
 
 
-def start(lane):
-    return np.random.default_rng(lane).normal(size=SIZE)
+def start(slot):
+    return np.random.default_rng(slot).normal(size=SIZE)
 
 
 def our_path(slots=100):
@@ -36,15 +36,15 @@ def our_path(slots=100):
 
     optimizer, chosen = LBFGS(slots=slots), settings("cpl", iterations=ITERATIONS)
     z = jnp.asarray(np.stack([start(k) for k in range(len(STIFFNESS))]))
-    lanes = begin(optimizer, z, stop_rules(chosen, len(z), z.dtype), ITERATIONS + 1)
-    one = jax.jit(lambda lanes: play(optimizer, look, lanes))
+    slots = begin(optimizer, z, stop_rules(chosen, len(z), z.dtype), ITERATIONS + 1)
+    one = jax.jit(lambda slots: play(optimizer, look, slots))
     paths = [[] for _ in STIFFNESS]
-    while (np.asarray(lanes.status) == RUNNING).any():
-        for lane, running in enumerate(np.asarray(lanes.status) == RUNNING):
+    while (np.asarray(slots.status) == RUNNING).any():
+        for slot, running in enumerate(np.asarray(slots.status) == RUNNING):
             if running:
-                paths[lane].append(np.asarray(lanes.z[lane]))
-        lanes = one(lanes)
-    return [np.array(path) for path in paths], lanes
+                paths[slot].append(np.asarray(slots.z[slot]))
+        slots = one(slots)
+    return [np.array(path) for path in paths], slots
 
 
 @pytest.mark.parametrize("slots", [100, 5])
@@ -52,22 +52,22 @@ def test_the_steps_are_those_of_the_reference(slots):
     with jax.enable_x64(True):
         paths, _ = our_path(slots)
         slope = jax.jit(jax.value_and_grad(lambda x, stiff: valley(x, stiff, jnp)))
-        for lane, stiff in enumerate(STIFFNESS):
-            twin = Reference(lambda x, k=stiff: [np.asarray(a) for a in slope(x, k)], start(lane), pairs=slots)
+        for slot, stiff in enumerate(STIFFNESS):
+            twin = Reference(lambda x, k=stiff: [np.asarray(a) for a in slope(x, k)], start(slot), pairs=slots)
             theirs = twin.path(ITERATIONS)
             # Ours looks once more, at the point where its iterations are spent.
-            assert len(paths[lane]) - len(theirs) in (0, 1)
+            assert len(paths[slot]) - len(theirs) in (0, 1)
             # Few pairs make a nervous optimiser, which amplifies rounding from step to step.
             count = len(theirs) if slots == 100 else 50
-            assert np.abs(paths[lane][:count] - theirs[:count]).max() < 1e-8
+            assert np.abs(paths[slot][:count] - theirs[:count]).max() < 1e-8
 
 
 def test_the_steps_are_those_of_torch():
     torch = pytest.importorskip("torch", reason="torch is not installed (extra [bench])")
     with jax.enable_x64(True):
         paths, _ = our_path()
-    for lane, stiff in enumerate(STIFFNESS):
-        x = torch.tensor(start(lane), requires_grad=True)
+    for slot, stiff in enumerate(STIFFNESS):
+        x = torch.tensor(start(slot), requires_grad=True)
         optimizer, visited = torch.optim.LBFGS([x], lr=1.0, history_size=100), []
 
         def closure(x=x, optimizer=optimizer, stiff=stiff, visited=visited):
@@ -80,15 +80,15 @@ def test_the_steps_are_those_of_torch():
         for _ in range(ITERATIONS):
             optimizer.step(closure)
         theirs = [v for k, v in enumerate(visited) if k == 0 or not np.array_equal(v, visited[k - 1])]
-        assert np.abs(paths[lane][: len(theirs)] - np.array(theirs)).max() < 1e-8
+        assert np.abs(paths[slot][: len(theirs)] - np.array(theirs)).max() < 1e-8
 
 
 def test_what_torch_would_repeat_for_ever_ends():
     with jax.enable_x64(True):
-        _, lanes = our_path()
-    assert set(np.asarray(lanes.status).tolist()) <= {2, STALLED, 5}
-    assert (np.asarray(lanes.iteration) <= ITERATIONS).all()
-    trace = np.asarray(lanes.trace)
+        _, slots = our_path()
+    assert set(np.asarray(slots.status).tolist()) <= {2, STALLED, 5}
+    assert (np.asarray(slots.iteration) <= ITERATIONS).all()
+    trace = np.asarray(slots.trace)
     assert (np.nanmin(trace, axis=1) < 1e-2 * trace[:, 0]).all()
 
 
@@ -101,14 +101,14 @@ def test_a_lane_that_breaks_goes_back_to_its_best_point_and_its_neighbour_does_n
 
     def run(starts):
         z = jnp.asarray(starts)[:, None] * jnp.ones((1, 4))
-        lanes = begin(optimizer, z, stop_rules(settings("cpl", iterations=60), len(z), z.dtype), 61)
+        slots = begin(optimizer, z, stop_rules(settings("cpl", iterations=60), len(z), z.dtype), 61)
         for _ in range(600):
-            lanes = one(lanes)
-        return lanes
+            slots = one(slots)
+        return slots
 
     with jax.enable_x64(True):
         optimizer = LBFGS()
-        one = jax.jit(lambda lanes: play(optimizer, look, lanes))
+        one = jax.jit(lambda slots: play(optimizer, look, slots))
         both, alone = run([9.0, 1.2]), run([1.2])
     assert int(both.rescues[0]) > 0 and int(both.rescues[1]) == 0
     assert float(both.best_value[0]) < 1e-6 and np.array_equal(both.best[1], alone.best[0])

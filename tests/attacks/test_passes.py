@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedveil.attacks import gradients
-from fedveil.attacks.reconstruct import passes
+from fedveil.attacks.reconstruction import passes
 from fedveil.models.build import Choices, build
 from fedveil.models.layers import Activation, Conv, Dense, Flatten
 from fedveil.models.net import Net

@@ -12,9 +12,9 @@ from attack_helpers import IMAGES, VECTORS, mean_gradients, only, victims
 from fedveil.attacks.catalog import settings
 from fedveil.attacks.gradients import from_update
 from fedveil.attacks.observe import Observation
-from fedveil.attacks.reconstruct import crew
-from fedveil.attacks.reconstruct.regularise import total_variation
-from fedveil.attacks.reconstruct.run import reconstruct
+from fedveil.attacks.reconstruction import scheduler
+from fedveil.attacks.reconstruction.regularise import total_variation
+from fedveil.attacks.reconstruction.run import reconstruct
 from fedveil.attacks.run import attack
 from fedveil.attacks.score import score
 from fedveil.core.errors import ConfigError
@@ -60,17 +60,17 @@ def test_the_outcome_is_the_same_in_float32():
 def test_how_long_things_take_does_not_enter_a_result(monkeypatch):
     """Blocks shrink whenever they can here, and one worker or the other is slow."""
     given = victims(count=12, dtype="float32", **VECTORS)
-    monkeypatch.setattr(crew, "COMPILING", {"cpu": 0.0})
-    spell, widths = crew.Programs.spell, set()
+    monkeypatch.setattr(scheduler, "COMPILING", {"cpu": 0.0})
+    spell, widths = scheduler.Programs.spell, set()
 
     def slowed(slow):
-        def program(self, lanes, job, *rest):
-            widths.add(len(lanes.status))
+        def program(self, slots, job, *rest):
+            widths.add(len(slots.status))
             if threading.current_thread().name.endswith(f"_{slow}"):
                 time.sleep(0.05)
-            return spell(self, lanes, job, *rest)
+            return spell(self, slots, job, *rest)
 
-        monkeypatch.setattr(crew.Programs, "spell", program)
+        monkeypatch.setattr(scheduler.Programs, "spell", program)
         return reconstruct(given.observation, QUICK, width=4, workers=2, precision="float32")
 
     first, second = slowed(0), slowed(1)

@@ -9,17 +9,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedveil.assemble import Federation, prepare
 from fedveil.config import from_dict
 from fedveil.core import keys
 from fedveil.core.events import Release
 from fedveil.defenses.base import Defense
+from fedveil.federation import Federation, prepare
 from fedveil.mechanisms import clip
 from fedveil.models import clipped
 from fedveil.models.layers import Activation, Conv, Dense, Flatten, GroupNorm, affine
 from fedveil.models.net import Net
 from fedveil.random import noise, secure
-from fedveil.rounds import client, simulate
+from fedveil.simulation import client, simulator
 
 Patch = pytest.MonkeyPatch
 
@@ -75,7 +75,7 @@ def one_noise_for_all_rounds(patch: Patch) -> None:
 
 
 def micro_batches_without_noise(patch: Patch) -> None:
-    whole, noised = client.whole_in_parts, client._noised
+    whole, noised = client.whole_in_microbatches, client._noised
 
     def bare(*args):
         client._noised = lambda task, total, *rest: total
@@ -84,7 +84,7 @@ def micro_batches_without_noise(patch: Patch) -> None:
         finally:
             client._noised = noised
 
-    patch.setitem(simulate.WHOLE, 5, bare)
+    patch.setitem(simulator.WHOLE, 5, bare)
 
 
 # --- clip

@@ -23,7 +23,7 @@ from fedveil.defenses.fed_sdp import FedSDP
 from fedveil.models.layers import Conv, Dense, Flatten, GroupNorm
 from fedveil.models.net import Net
 from fedveil.random import noise
-from fedveil.rounds.client import cross_entropy
+from fedveil.simulation.client import cross_entropy
 
 SIZES = {"data": {"clients": 20, "partition": "dirichlet", "alpha": 0.5}}
 FLAT = [{"name": "fed-sdp", "clip_scope": "flat"}]

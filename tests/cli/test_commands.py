@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import fedveil
-from fedveil.assemble import prepare
 from fedveil.cli.demo import _studies
 from fedveil.config import load
 from fedveil.core.errors import Interrupted
+from fedveil.federation import prepare
 from fedveil.runs import RunFolder
 
 SMALL = ("model.name=logistic", "train.rounds=6", "train.local_steps=2", "train.eval_every=2", "train.seed=3")

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import fedveil
-from fedveil.assemble import prepare
 from fedveil.config import from_dict
 from fedveil.core.errors import ConfigError, Interrupted
 from fedveil.core.setting import Setting
+from fedveil.core.stage import StageContext
 from fedveil.defenses import sparse
-from fedveil.defenses.base import At
 from fedveil.defenses.catalog import make
+from fedveil.federation import prepare
 from fedveil.runs import RunFolder
 from fedveil.training import resume, train
 
@@ -36,7 +36,7 @@ SETTING = Setting(
 
 def at(seed=0, divisor=1.0):
     key = jax.random.key(seed)
-    return At(setting=SETTING, key=key, shared=key, round=0, lr=0.1, divisor=divisor)
+    return StageContext(setting=SETTING, key=key, shared=key, round=0, lr=0.1, divisor=divisor)
 
 
 def federation(*defenses, aggregation="fedsgd", data=None, rounds=3, speed=None, **train_keys):
@@ -144,7 +144,7 @@ def test_random_choices_are_exact_and_even():
 )
 def test_dgc_loses_nothing(steps, share, divisor):
     defense = make({"name": "dgc", "share": share}, "defense")
-    memory, sent = defense.initial_memory(two_layers(steps[0])), np.zeros(11)
+    memory, sent = defense.initial_client_state(two_layers(steps[0])), np.zeros(11)
     for values in steps:
         message, memory = defense.recall("upload", two_layers(values), memory, at(divisor=divisor))
         assert (flat(message) == 0).sum() >= math.floor(share * 11)
@@ -156,7 +156,7 @@ def test_dgc_loses_nothing(steps, share, divisor):
 def test_dgc_remembers_means_where_batches_differ_in_size():
     defense = make({"name": "dgc", "share": 0.95, "stage": "batch"}, "defense")
     value = two_layers(np.arange(1, 12, dtype=np.float32))
-    _, memory = defense.recall("batch", value, defense.initial_memory(value), at(divisor=4.0))
+    _, memory = defense.recall("batch", value, defense.initial_client_state(value), at(divisor=4.0))
     np.testing.assert_allclose(flat(memory)[:-1], np.arange(1, 11) / 4)
 
 

@@ -20,16 +20,16 @@ import fedveil
 from fedveil.core import keys
 from fedveil.core.errors import ConfigError, Interrupted
 from fedveil.core.setting import Setting
+from fedveil.core.stage import StageContext
 from fedveil.data.dataset import Dataset, Part
 from fedveil.defenses import importance
-from fedveil.defenses.base import At
 from fedveil.defenses.dpfl import DPFL, choose
 from fedveil.models.build import Choices, build
 from fedveil.models.layers import Activation, Context, Conv, Dense, Flatten, GroupNorm
 from fedveil.models.net import Net
-from fedveil.rounds import client as client_part
-from fedveil.rounds import context, plan
 from fedveil.runs import RunFolder
+from fedveil.simulation import client as client_part
+from fedveil.simulation import context, sampling
 from fedveil.training import resume, train
 
 SETTING = Setting(
@@ -43,7 +43,7 @@ ALL_OFF = {"allocation": "even", "selection": "uniform", "finetune": False, "cli
 
 def at(seed=0, **changes):
     key = jax.random.key(seed)
-    return At(setting=SETTING, key=key, shared=key, **{"round": 0, "lr": 0.1, **changes})
+    return StageContext(setting=SETTING, key=key, shared=key, **{"round": 0, "lr": 0.1, **changes})
 
 
 def federation(defense, *, data=None, rounds=2, speed=None, **train_keys):
@@ -117,10 +117,10 @@ def test_each_client_measures_its_own_pretrained_model(monkeypatch):
         for c in (0, 7, 11):
             own = partition.client(c)
             key = keys.round_key(simulator.draws.root(), rounds)
-            now = client_part.Now(keys.client_key(key, c, 0), keys.shared_key(key), rounds, 0.1)
+            now = client_part.RoundContext(keys.client_key(key, c, 0), keys.shared_key(key), rounds, 0.1)
             local = client_part.start(task, state.params)
             for place, positions in enumerate(
-                plan.client_batches(simulator.law, simulator.draws, rounds, c, 0, len(own))
+                sampling.client_batches(simulator.law, simulator.draws, rounds, c, 0, len(own))
             ):
                 rows = own[positions]
                 mask = jnp.ones(len(rows), bool)
@@ -360,7 +360,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(tmp_path, monkeypatch):
 
 def test_even_budgets_cost_their_largest_over_the_rate():
     for release in DPFL(allocation="even", epsilon=4.0, clip=3.0).events(SETTING):
-        assert release.covered and (release.unit, release.law, release.uses) == ("client", "laplace", "round")
+        assert release.certifiable and (release.unit, release.law, release.uses) == ("client", "laplace", "round")
         # ε_i = 2, η = 0.1: replace (twice the norm) costs 2/0.1 = 20 a round, zero-out 10.
         assert 2.0 / release.multiplier == pytest.approx(20.0)
         assert any("losses" in text for text in release.assumes)
@@ -370,7 +370,7 @@ def test_even_budgets_cost_their_largest_over_the_rate():
 
 
 def test_private_pogz_is_not_covered():
-    assert all(not release.covered and "PoGZ" in release.reason for release in DPFL().events(SETTING))
+    assert all(not release.certifiable and "PoGZ" in release.reason for release in DPFL().events(SETTING))
 
 
 def test_what_makes_no_sense_is_refused():

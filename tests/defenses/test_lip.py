@@ -16,8 +16,8 @@ import pytest
 import fedveil
 from fedveil.core.errors import ConfigError
 from fedveil.core.setting import Setting
+from fedveil.core.stage import StageContext
 from fedveil.defenses import importance
-from fedveil.defenses.base import At
 from fedveil.defenses.catalog import make
 from fedveil.defenses.lip import LIP
 from fedveil.models.build import Choices, build
@@ -103,7 +103,7 @@ def test_only_dense_or_named_layers_are_noised(layers, noised):
     assert set(state.clients["0"]) == noised
     update = jax.tree.map(lambda a: 1.0 + a, state.params)
     own = jax.tree.map(lambda a: a[1], state.clients["0"])
-    point = At(setting=SETTING, key=key, shared=key, round=0, lr=0.1)
+    point = StageContext(setting=SETTING, key=key, shared=key, round=0, lr=0.1)
     message, _ = simulator.task.defenses[0].recall("upload", update, own, point)
     factor = 0.5 / np.abs(flat(update)).sum()
     for layer, values in update.items():
@@ -117,7 +117,9 @@ def test_the_scale_of_the_noise_follows_the_budget():
     update = jax.tree.map(jnp.zeros_like, {**shares, "conv1": {"w": jnp.zeros(10)}})
     defense = LIP(clip=0.5, epsilon=4.0)
     key = jax.random.key(0)
-    noised, kept = defense.recall("upload", update, shares, At(setting=SETTING, key=key, shared=key, round=0, lr=9.0))
+    noised, kept = defense.recall(
+        "upload", update, shares, StageContext(setting=SETTING, key=key, shared=key, round=0, lr=9.0)
+    )
     assert kept is shares and not np.asarray(noised["conv1"]["w"]).any()
     w = np.asarray(noised["dense"]["w"])
     for values, share in ((w[:20_000], 0.2), (w[20_000:], 0.8), (np.asarray(noised["dense"]["b"]), 0.5)):
@@ -138,7 +140,7 @@ def test_budgets_differ_by_client_and_parameter():
 def test_nothing_is_certified():
     for defense in (LIP(), LIP(layers=("conv1", "conv2", "dense"))):
         assert not defense.private
-        assert all(not release.covered and release.reason for release in defense.events(SETTING))
+        assert all(not release.certifiable and release.reason for release in defense.events(SETTING))
 
 
 def test_unknown_layers_and_models_without_dense_layers_are_refused():

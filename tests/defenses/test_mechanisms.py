@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 import fedveil
 from fedveil.core.errors import ConfigError
 from fedveil.core.setting import Setting
-from fedveil.defenses.base import At
+from fedveil.core.stage import StageContext
 from fedveil.defenses.fed_cdp import FedCDP
 from fedveil.defenses.fed_sdp import FedSDP
 from fedveil.defenses.two_dp import TwoDP
@@ -33,7 +33,7 @@ SETTING = Setting(
 
 def at(seed=0, round_=0, lr=0.1, setting=SETTING):
     key = jax.random.key(seed)
-    return At(setting, key, key, round_, lr, 5.0)
+    return StageContext(setting, key, key, round_, lr, 5.0)
 
 
 def bound_of(defense, point):
@@ -190,7 +190,7 @@ def test_clip_modes():
     mask = jnp.asarray([True, True, True, False])
     clipped, _ = FedCDP(clip_mode="median", noise=0.0).example(each, mask, at())
     np.testing.assert_allclose(np.asarray(clipped["one"]["w"]).ravel()[:3], [2.0, 1.0, 2.0], rtol=1e-5)
-    assert not any(r.covered for r in FedCDP(clip_mode="median").events(SETTING))
+    assert not any(r.certifiable for r in FedCDP(clip_mode="median").events(SETTING))
 
 
 # --- the whole round
@@ -242,7 +242,7 @@ def test_fused_clipping_equals_example_by_example(name):
     """The fused backward pass and the obvious vmap over examples give the same clipped sum, and the clip bites."""
     from fedveil.models.build import build
     from fedveil.models.layers import Context
-    from fedveil.rounds.client import cross_entropy
+    from fedveil.simulation.client import cross_entropy
 
     net = build(name, (8, 8, 1), 10)
     with jax.enable_x64(True):
@@ -291,12 +291,12 @@ def test_scale_and_shift_of_each_example_are_clipped(spoiled):
 
 def test_the_round_takes_the_fused_path_where_it_can():
     """Layerwise clipping keeps no gradient per example in the program; flat clipping and taps do."""
-    from fedveil.rounds import client as part
+    from fedveil.simulation import client as part
 
     def program(seen, **keys):
         config = {"model": {"name": "mlp", "hidden": [8]}, "defense": {"name": "fed-cdp", **keys}}
         simulator = fedveil.federation(config).simulator
-        now = part.Now(jax.random.key(0), jax.random.key(1), 0, jnp.asarray(0.1))
+        now = part.RoundContext(jax.random.key(0), jax.random.key(1), 0, jnp.asarray(0.1))
         x, y, mask = simulator.x[:4], simulator.y[:4], jnp.ones(4, bool)
         task, draws = simulator.task, part.step_keys(simulator.task, now, 0)
         run = lambda p: part.batch_gradient(task, p, x, y, mask, now, draws, seen)[0]  # noqa: E731
@@ -371,7 +371,7 @@ def test_an_empty_poisson_batch_is_noised():
     }
     federation = fedveil.federation(config)
     simulator = federation.simulator
-    from fedveil.rounds.plan import client_batches
+    from fedveil.simulation.sampling import client_batches
 
     sizes = {c: [len(b) for b in client_batches(simulator.law, simulator.draws, 0, c, 0, 40)] for c in range(4)}
     client, step = next((c, s) for c, counts in sizes.items() for s, n in enumerate(counts) if n == 0)

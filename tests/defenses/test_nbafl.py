@@ -15,7 +15,7 @@ import pytest
 import fedveil
 from fedveil.core.errors import ConfigError
 from fedveil.core.setting import Setting
-from fedveil.defenses.base import At
+from fedveil.core.stage import StageContext
 from fedveil.defenses.nbafl import NbAFL
 
 SETTING = Setting(
@@ -26,7 +26,7 @@ SETTING = Setting(
 
 def at(setting=SETTING, seed=0):
     key = jax.random.key(seed)
-    return At(setting=setting, key=key, shared=key, round=0, lr=0.1)
+    return StageContext(setting=setting, key=key, shared=key, round=0, lr=0.1)
 
 
 def a_model(value=1.0, size=20_000):
@@ -89,7 +89,7 @@ def test_the_sensitivity_is_that_of_a_clipped_model():
     releases = defense.events(SETTING)
     assert [r.tap for r in releases] == ["server"]  # what the client itself holds is open, what follows is made from it
     for release in releases:
-        assert (release.unit, release.law, release.uses, release.covered) == ("client", "gaussian", "round", True)
+        assert (release.unit, release.law, release.uses, release.certifiable) == ("client", "gaussian", "round", True)
         assert release.multiplier == pytest.approx(defense.uplink(SETTING) / 0.5)  # not over 0.5/40
 
 

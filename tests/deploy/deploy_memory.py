@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.assemble import prepare
 from fedveil.config import Config, resolve
 from fedveil.deploy import node
 from fedveil.deploy.account import NodeLedger
 from fedveil.deploy.messages import Answer, Introduction, Parts, Reply, Request
+from fedveil.federation import prepare
 
 SMALL = {
     "data": {"name": "digits", "clients": 4, "per_client": 60},

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from deploy_memory import SMALL, InMemory, nodes_of
 
-from fedveil.assemble import prepare
 from fedveil.config import Config, from_dict, resolve, to_toml
 from fedveil.core.errors import ConfigError, RunError
 from fedveil.deploy import node
@@ -20,6 +19,7 @@ from fedveil.deploy.account import NodeLedger
 from fedveil.deploy.coordinator import Terms, check_deployable, conduct
 from fedveil.deploy.messages import Answer, Introduction, Parts, Reply, Request
 from fedveil.deploy.wire import pack
+from fedveil.federation import prepare
 from fedveil.runs import RunFolder, named_leaves
 from fedveil.training import train
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from loopback import Loopback
 
-from fedveil.assemble import prepare
 from fedveil.config import load
 from fedveil.core.errors import DataError
 from fedveil.core.keys import Draws
+from fedveil.federation import prepare
 from fedveil.runs import named_leaves
 from fedveil.training import train
 

@@ -14,17 +14,16 @@ import jax
 import numpy as np
 
 from fedveil.accounting.ledger import rows
-from fedveil.assemble import prepare
 from fedveil.attacks import study
+from fedveil.attacks.adversaries import INFERENCE
 from fedveil.attacks.catalog import ATTACKS, settings
 from fedveil.attacks.inference.run import run as infer
-from fedveil.attacks.seats import INFERENCE
 from fedveil.config import TrainConfig, for_attack, from_dict, resolve
 from fedveil.data.catalog import DATASETS
 from fedveil.data.partition import PARTITIONS
 from fedveil.defenses.catalog import make_all
+from fedveil.federation import plan, prepare
 from fedveil.models.catalog import MODELS
-from fedveil.planning import plan
 from fedveil.training import train as run_training
 
 Document = dict[str, Any]

@@ -76,9 +76,9 @@ def test_account_is_the_ledger_s(lab: Server) -> None:
     status, told = lab.ask("/api/account", {"trade": trade, "page": "test"})
     assert status == 200
     from fedveil.accounting import ledger, transcript
-    from fedveil.assemble import plan
     from fedveil.core import taps
-    from fedveil.lab.asks import TradeAsk
+    from fedveil.federation import plan
+    from fedveil.lab.requests import TradeAsk
 
     planned = plan(from_dict(TradeAsk(**trade).document()))
     rows = ledger.rows(transcript.planned(planned.defenses, planned.setting, 5), accountants=("pld",))

@@ -9,8 +9,8 @@ import pytest
 
 from fedveil.attacks.catalog import settings
 from fedveil.attacks.observe import of_gradients
-from fedveil.attacks.reconstruct.crew import Sight
-from fedveil.attacks.reconstruct.run import reconstruct
+from fedveil.attacks.reconstruction.run import reconstruct
+from fedveil.attacks.reconstruction.scheduler import Sight
 from fedveil.models.build import Choices, build
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 import fedveil
 from fedveil.core.setting import Setting
-from fedveil.defenses.base import At
+from fedveil.core.stage import StageContext
 from fedveil.defenses.fed_sdp import FedSDP
 from fedveil.mechanisms import clip
 from fedveil.models import clipped, kernels, products
@@ -312,6 +312,6 @@ def test_nor_through_a_tiny_clip_of_updates():
     defense = FedSDP(placement="client", clip=1e-22, noise=0.0)
     key = jax.random.key(0)
     update = {"one": {"w": jnp.linspace(-1e-20, 1e-20, 64)}, "two": {"w": jnp.full(9, 1e-21)}}
-    sent = jax.jit(lambda u: defense.update(u, At(SETTING, key, key, 0, 0.1)))(update)
+    sent = jax.jit(lambda u: defense.update(u, StageContext(SETTING, key, key, 0, 0.1)))(update)
     for layer in sent.values():
         holds(jax.tree.map(lambda a: a[None], layer), np.asarray([1e-22]))

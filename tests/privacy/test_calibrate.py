@@ -11,9 +11,9 @@ import pytest
 
 from fedveil.accounting import calibrate, ledger, transcript
 from fedveil.accounting.calibrate import Goal
-from fedveil.assemble import plan, prepare
 from fedveil.config import load
 from fedveil.core.errors import ConfigError
+from fedveil.federation import plan, prepare
 
 SMALL = ["data.clients=20", "model.name=logistic", "train.per_round=4", "train.local_steps=2"]
 
@@ -120,7 +120,7 @@ def test_a_budget_stops_before_it_is_exceeded_killed_and_resumed_or_not(fedveil_
     assert whole["rounds"] == 15 and "round 16 of 40 would exceed" in whole["stopped"]
     assert max(r["rounds"] for r in whole["ledger"]) == 15
     slowly = (
-        "import sys, time\nfrom fedveil.cli.main import main\nfrom fedveil.rounds.simulate import Simulator\n"
+        "import sys, time\nfrom fedveil.cli.main import main\nfrom fedveil.simulation.simulator import Simulator\n"
         "quick = Simulator.round\n"
         "def slow(self, state, number):\n    time.sleep(0.1)\n    return quick(self, state, number)\n"
         "Simulator.round = slow\nsys.exit(main(sys.argv[1:]))\n"

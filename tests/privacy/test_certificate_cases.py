@@ -18,7 +18,6 @@ import pytest
 
 import fedveil
 from fedveil.accounting import company, ledger, transcript
-from fedveil.assemble import prepare
 from fedveil.config import from_dict
 from fedveil.core.errors import RunError
 from fedveil.core.setting import Setting
@@ -32,7 +31,7 @@ from fedveil.defenses.fed_sdp import FedSDP
 from fedveil.defenses.lip import LIP
 from fedveil.defenses.prune import Prune
 from fedveil.defenses.two_dp import TwoDP
-from fedveil.planning import _largest_share, plan
+from fedveil.federation import _largest_share, plan, prepare
 from fedveil.run_account import transcript_of
 
 DELTA = 1e-5
@@ -342,7 +341,7 @@ def test_company_is_decided_by_types_not_by_names() -> None:
     setting = replace(SETTING, aggregation="fedsgd")
     theirs = epsilon([Mine()], "client", "client", setting)
     assert theirs == epsilon([FedSDP(placement="client", noise=3.0)], "client", "client", setting)
-    assert not company.declared([Mine(), Silent("upload")], setting)[0].covered
+    assert not company.declared([Mine(), Silent("upload")], setting)[0].certifiable
 
 
 # --- curves

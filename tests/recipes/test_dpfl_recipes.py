@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from recipe_checks import check_cells, check_places, config_of
 
-from fedveil.assemble import prepare
 from fedveil.attacks.observe import of_gradients
 from fedveil.config import for_attack, load, resolve
+from fedveil.federation import prepare
 from fedveil.models.build import Choices, build
 from fedveil.recipes import dpfl, kinds, kinds_dpfl
 from fedveil.recipes.cell import FULL, QUICK, Job

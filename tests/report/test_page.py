@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from fedveil.accounting.ledger import Row
-from fedveil.attacks import stored
-from fedveil.attacks.stored import Pictures
+from fedveil.attacks import results
+from fedveil.attacks.results import Pictures
 from fedveil.config import load, resolve, to_toml
 from fedveil.core.errors import ConfigError
 from fedveil.report import raster
@@ -86,13 +86,13 @@ def study(tmp_path_factory):
     """Three runs: undefended and leaking, Fed-SDP with its server untried, Fed-CDP attacked in vain."""
     base = tmp_path_factory.mktemp("study")
     none = folder(base / "none")
-    stored.save(none, {"name": "cpl"}, document("server"), pictures())
-    stored.save(none, {"name": "cpl", "distance": "cosine"}, document("example", 1.0))
-    stored.save(none, {"name": "loss-threshold"}, GUESS, None, CURVE)
+    results.save(none, {"name": "cpl"}, document("server"), pictures())
+    results.save(none, {"name": "cpl", "distance": "cosine"}, document("example", 1.0))
+    results.save(none, {"name": "loss-threshold"}, GUESS, None, CURVE)
     sdp = folder(base / "sdp", "defense.name=fed-sdp", "defense.noise=20", "defense.clip_scope=flat")
     cdp = folder(base / "cdp", "defense.name=fed-cdp", "defense.noise=60", "defense.clip_scope=flat")
-    stored.save(cdp, {"name": "cpl"}, document("server", 0.0))
-    stored.save(cdp, {}, {**GUESS, "auc": 0.51, "interval": [0.46, 0.56], "epsilon": 0.4}, None, CURVE)
+    results.save(cdp, {"name": "cpl"}, document("server", 0.0))
+    results.save(cdp, {}, {**GUESS, "auc": 0.51, "interval": [0.46, 0.56], "epsilon": 0.4}, None, CURVE)
     return [none, sdp, cdp]
 
 
@@ -190,7 +190,7 @@ def test_words_of_seats(study):
 
 def test_a_failed_attack_is_no_limit_and_a_large_epsilon_a_weak_one(tmp_path):
     run = folder(tmp_path / "a")
-    stored.save(run, {}, document("server", 0.0))
+    results.save(run, {}, document("server", 0.0))
     assert verdict(gather([run])[0], "server").word == OPEN
     loose = folder(tmp_path / "b", "defense.name=fed-cdp", "defense.noise=0.3", "train.per_round=20")
     one = verdict(gather([loose])[0], "server")
@@ -201,7 +201,7 @@ def test_a_failed_attack_is_no_limit_and_a_large_epsilon_a_weak_one(tmp_path):
 def test_single_run_and_the_best_of_several_attacks(tmp_path):
     run = folder(tmp_path / "a")
     for share in (0.25, 0.5, 0.0):
-        stored.save(run, {"tv": share}, document("client", share))
+        results.save(run, {"tv": share}, document("client", share))
     text = Reader(render([run])).text
     assert "Leaks to whoever reads a client's update before it leaves. An attack rebuilt 8 of 16" in text
     assert text.count("cpl (tv 0.25)") == 1
@@ -236,10 +236,10 @@ def test_numbers_that_are_none(tmp_path):
 
 def test_damaged_attacks_are_named_and_the_rest_is_shown(tmp_path):
     run = folder(tmp_path / "a")
-    stored.save(run, {}, document("server"))
+    results.save(run, {}, document("server"))
     (run / "attacks" / "x.json").write_text("{")
     (run / "attacks" / "y.json").write_text('{"tap": "server"}')
-    path = stored.save(run, {"a": 1}, document("example"), pictures())
+    path = results.save(run, {"a": 1}, document("example"), pictures())
     path.with_suffix(".npz").write_bytes(b"PK")
     text = Reader(render([run])).text
     assert "attacks/x.json cannot be read" in text and "attacks/y.json cannot be read" in text
@@ -277,7 +277,7 @@ def test_nothing_in_a_folder_becomes_markup(tmp_path):
 
 
 def test_pictures_are_the_pixels_that_were_kept(study, page):
-    kept = stored.read_all(study[0])[0]
+    kept = results.read_all(study[0])[0]
     truth = next(one.pictures for one in kept if one.pictures is not None).truth
     found = [base64.b64decode(part) for part in re.findall(r"base64,([^\"]+)", page)]
     images = [np.asarray(Image.open(io.BytesIO(data))) for data in found]
@@ -287,15 +287,15 @@ def test_pictures_are_the_pixels_that_were_kept(study, page):
 
 
 def test_attacks_are_read_back_as_they_were_saved(tmp_path):
-    path = stored.save(tmp_path, {"tv": 1, "lr": None}, document("server"), pictures(), CURVE)
-    (back,), problems = stored.read_all(tmp_path)
+    path = results.save(tmp_path, {"tv": 1, "lr": None}, document("server"), pictures(), CURVE)
+    (back,), problems = results.read_all(tmp_path)
     assert not problems and back.document == {**document("server"), "settings": {"tv": 1}}
     np.testing.assert_allclose(back.pictures.truth, pictures().truth, atol=1 / 500)
     np.testing.assert_array_equal(back.pictures.labels, pictures().labels)
     np.testing.assert_array_equal(back.curves["loss-threshold"], CURVE["loss-threshold"])
-    assert stored.save(tmp_path, {"tv": 1}, document("server", 0.1)) == path  # the same settings: in its place
-    assert stored.read_all(tmp_path)[0][0].pictures is None
-    assert stored.save(tmp_path, {"tv": 2}, document("server")) != path
+    assert results.save(tmp_path, {"tv": 1}, document("server", 0.1)) == path  # the same settings: in its place
+    assert results.read_all(tmp_path)[0][0].pictures is None
+    assert results.save(tmp_path, {"tv": 2}, document("server")) != path
 
 
 def test_charts(study):

@@ -19,15 +19,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedveil.assemble import Federation, prepare
 from fedveil.attacks import study, truth
 from fedveil.attacks.inference import melis, replay, roc
 from fedveil.attacks.inference.melis import Seen, View
-from fedveil.attacks.observe import Insider, Observation, from_tap
+from fedveil.attacks.observe import AuxiliaryData, Observation, from_tap
 from fedveil.attacks.score import ssim
 from fedveil.config import AttackConfig, Config, for_attack
 from fedveil.core.errors import ConfigError
 from fedveil.core.keys import Draws
+from fedveil.federation import Federation, prepare
 from fedveil.runs import environment
 
 PAIRS = (("cpl", "lenet-cpl"), ("melis", "lenet-cpl"), ("cpl", "mlp"), ("aono", "mlp"), ("melis", "mlp"))
@@ -105,7 +105,7 @@ def _melis(federation: Federation, images: int) -> Found:
     real_x, real_y = truth.of_tap(federation, 0, victims, "client")
     data = federation.dataset
     held = data.held_out.take(np.arange(min(OWN, len(data.held_out))))
-    own = Insider(held.x.astype(np.float64) * data.scale, held.y)
+    own = AuxiliaryData(held.x.astype(np.float64) * data.scale, held.y)
     started = time.monotonic()
     guessed = best_guesses(observation, View((), replay.rules_of(federation), own))
     seconds = time.monotonic() - started

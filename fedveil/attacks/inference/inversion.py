@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedveil.assemble import Federation
+from fedveil.attacks.adversaries import Inference
 from fedveil.attacks.inference import several
 from fedveil.attacks.inference.inversion_score import (
     Truth,
@@ -38,11 +38,11 @@ from fedveil.attacks.inference.inversion_score import (
 )
 from fedveil.attacks.inference.outcome import Outcome
 from fedveil.attacks.inference.watch import Sighting, check_clients, look, states
-from fedveil.attacks.reconstruct.regularise import total_variation
-from fedveil.attacks.seats import Inference
+from fedveil.attacks.reconstruction.regularise import total_variation
 from fedveil.config import Config
 from fedveil.core.errors import ConfigError
 from fedveil.core.keys import Draws
+from fedveil.federation import Federation
 from fedveil.models.layers import Array, Dense, Flatten, Params, Shape
 from fedveil.models.net import Model, Net
 

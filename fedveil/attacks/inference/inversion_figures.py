@@ -16,18 +16,18 @@ import numpy as np
 
 from fedveil.accounting import ledger, transcript
 from fedveil.accounting.seeded import as_planned
-from fedveil.assemble import plan
+from fedveil.attacks.adversaries import Inference
 from fedveil.attacks.catalog import inference_settings
 from fedveil.attacks.inference.inversion import Case, controls, gather, judge
 from fedveil.attacks.inference.inversion_score import Scores, per_federation, stretched, summary
 from fedveil.attacks.inference.roc import mean_interval
-from fedveil.attacks.seats import Inference
 from fedveil.config import Config, from_dict
+from fedveil.federation import plan
 from fedveil.runs import environment
 
 VICTIM = (5, 6, 7, 8, 9)
 ATTACKER = (0, 1, 2, 3, 4)
-SEATS = {"passive-local": "broadcast", "passive-global": "broadcast", "active": "server"}  # seat: tap
+ADVERSARIES = {"passive-local": "broadcast", "passive-global": "broadcast", "active": "server"}  # seat: tap
 MODES = ("distinct", "same", "none")
 WAYS: dict[str, dict[str, Any]] = {  # of recovering a class
     "ascent": {},
@@ -97,7 +97,7 @@ GROUND = Ground()
 
 
 def _asked(seats: Sequence[str], way: str) -> list[Inference]:
-    return [inference_settings("inversion", seat=seat, tap=SEATS[seat], **WAYS[way]) for seat in seats]
+    return [inference_settings("inversion", seat=seat, tap=ADVERSARIES[seat], **WAYS[way]) for seat in seats]
 
 
 def _head(figure: str, ground: Ground, seeds: int, way: str) -> dict[str, Any]:
@@ -149,13 +149,13 @@ def figure3(
     captions = ["original", "class mean"]
     for name, defense in defenses.items():
         say(f"figure 3: {ground.model}, {name}")
-        cases = list(gather(ground.config(seeds, defense=defense), _asked(tuple(SEATS), ways[0])))
-        captions += [f"{name}: {seat}" for seat in SEATS]
+        cases = list(gather(ground.config(seeds, defense=defense), _asked(tuple(ADVERSARIES), ways[0])))
+        captions += [f"{name}: {seat}" for seat in ADVERSARIES]
         for way in ways:
             if not shown[way]:
                 truth = cases[0].truth
                 shown[way] += [np.stack([truth.of(c)[0] for c in classes]), truth.means(classes)]
-            for place, settings in enumerate(_asked(tuple(SEATS), way)):
+            for place, settings in enumerate(_asked(tuple(ADVERSARIES), way)):
                 found, scores = judge(cases, settings, place)
                 picked = [cases[0].truth.classes.index(c) for c in classes]
                 shown[way].append(np.stack([stretched(x) for x in found[0][picked]]))
@@ -277,13 +277,13 @@ def figure6a(
     for sigma, mode in points:
         say(f"figure 6(a): sigma = {sigma}, server noise {mode}")
         config = ground.config(seeds, defense=None if sigma is None else ground.defense(sigma, mode))
-        cases = list(gather(config, _asked(tuple(SEATS), ways[0])))
+        cases = list(gather(config, _asked(tuple(ADVERSARIES), ways[0])))
         if sigma and sigma not in proven:
             proven[sigma] = _certificate(config, ground.delta)
         noise = {"sigma": sigma, "server_noise_mode": mode, "epsilon": proven.get(sigma or 0.0), "delta": ground.delta}
         for way in ways:
             head = _head("6a", ground, seeds, way)
-            for place, settings in enumerate(_asked(tuple(SEATS), way)):
+            for place, settings in enumerate(_asked(tuple(ADVERSARIES), way)):
                 seat = {"seat": settings.seat, "tap": settings.stands_at}
                 rows.append({**head, **seat, **noise, **_figures(cases, judge(cases, settings, place)[1])})
             if sigma is None:

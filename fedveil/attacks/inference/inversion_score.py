@@ -18,7 +18,7 @@ from fedveil.attacks.inference.roc import mean_interval
 from fedveil.attacks.score import ssim
 
 if TYPE_CHECKING:
-    from fedveil.assemble import Federation
+    from fedveil.federation import Federation
 
 Scores = list[dict[str, Any]]  # one for each class of a federation
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedveil.attacks.inference import replay
+from fedveil.attacks.inference.property import Property
 from fedveil.attacks.inference.replay import Rules
-from fedveil.attacks.inference.traits import Trait
-from fedveil.attacks.observe import Insider
+from fedveil.attacks.observe import AuxiliaryData
 from fedveil.models.layers import Params
 
 AUXILIARY = 64  # updates with the trait, and as many without, that a classifier learns from
@@ -42,10 +42,10 @@ class View:
 
     seen: tuple[Seen, ...]
     rules: Rules
-    own: Insider
+    own: AuxiliaryData
 
 
-def property_scores(view: View, trait: Trait, seed: int = 0) -> np.ndarray:
+def property_scores(view: View, trait: Property, seed: int = 0) -> np.ndarray:
     """[updates]: the larger, the likelier that the examples behind an update have the trait."""
     rng = np.random.default_rng([seed, 0x7072])
     have = trait.of_records(view.own.x, view.own.y)
@@ -58,7 +58,7 @@ def property_scores(view: View, trait: Trait, seed: int = 0) -> np.ndarray:
 
 
 def auxiliary(
-    view: View, seen: Seen, trait: Trait, have: np.ndarray, wanted: bool, rng: np.random.Generator
+    view: View, seen: Seen, trait: Property, have: np.ndarray, wanted: bool, rng: np.random.Generator
 ) -> np.ndarray:
     """Updates [AUXILIARY, values] with the trait or without it, like the one that was seen.
 
@@ -75,7 +75,7 @@ def auxiliary(
 
 
 def single_updates(
-    view: View, seen: Seen, trait: Trait, have: np.ndarray, wanted: bool, rng: np.random.Generator
+    view: View, seen: Seen, trait: Property, have: np.ndarray, wanted: bool, rng: np.random.Generator
 ) -> np.ndarray:
     """Updates [AUXILIARY, values] of single clients whose examples have the trait, or have it not."""
     steps, batch = view.rules.task.setting.local_steps, view.rules.law.batch
@@ -111,23 +111,25 @@ def in_span(known: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return axes * sizes, asked @ known.T @ axes / sizes
 
 
-def record_scores(view: View, records: Insider, place: Sequence[int] | np.ndarray) -> np.ndarray:
+def record_scores(view: View, records: AuxiliaryData, place: Sequence[int] | np.ndarray) -> np.ndarray:
     """[records]: the cosine of a record's own step with the update `view.seen[place]` that it may be behind."""
     place = np.asarray(place)
     found = np.zeros(len(place))
     for at in np.unique(place):
         mine, seen = place == at, view.seen[at]
-        steps = record_steps(view.rules, seen, Insider(records.x[mine], records.y[mine]))
+        steps = record_steps(view.rules, seen, AuxiliaryData(records.x[mine], records.y[mine]))
         lengths = np.linalg.norm(steps, axis=1) * np.linalg.norm(seen.update)
         found[mine] = (steps @ seen.update) / np.where(lengths > 0, lengths, 1.0)
     return found
 
 
-def record_steps(rules: Rules, seen: Seen, records: Insider) -> np.ndarray:
+def record_steps(rules: Rules, seen: Seen, records: AuxiliaryData) -> np.ndarray:
     """[records, values]: the step that each record alone would make on the model that was seen."""
     count = len(records.y)
     padded = 1 << max(0, count - 1).bit_length()  # few sizes to compile for
     rows = np.arange(padded) % count
     index = np.arange(padded, dtype=np.int32)[:, None, None]
     batches = (index, np.ones(index.shape, bool), np.ones(padded, np.int32))
-    return replay.updates(rules, seen.model, Insider(records.x[rows], records.y[rows]), batches, seen.round)[:count]
+    return replay.updates(rules, seen.model, AuxiliaryData(records.x[rows], records.y[rows]), batches, seen.round)[
+        :count
+    ]

@@ -20,19 +20,19 @@ from scipy.special import log_expit
 
 from fedveil.accounting import ledger, transcript
 from fedveil.accounting.seeded import as_planned
-from fedveil.assemble import prepare
+from fedveil.attacks.adversaries import Inference
 from fedveil.attacks.inference import roc, shadows, watch
 from fedveil.attacks.inference.evidence import FEWEST, SCORES, Evidence
 from fedveil.attacks.inference.outcome import Outcome
 from fedveil.attacks.inference.shadows import Fleet, Progress, Sight
-from fedveil.attacks.seats import Inference
 from fedveil.config import Config
 from fedveil.core.errors import ConfigError
 from fedveil.core.keys import Draws
 from fedveil.data.dataset import Part
+from fedveil.federation import prepare
 
 if TYPE_CHECKING:
-    from fedveil.assemble import Federation
+    from fedveil.federation import Federation
 
 POPULATION = 2000  # held-out records that RMIA compares with, at most
 LEVEL = 0.95  # of all bounds together

@@ -22,17 +22,17 @@ import numpy as np
 
 from fedveil.accounting import ledger, transcript
 from fedveil.accounting.seeded import as_planned
-from fedveil.assemble import Federation, prepare
+from fedveil.attacks.adversaries import Inference
 from fedveil.attacks.inference import replay, roc, several, shares, watch
 from fedveil.attacks.inference.membership import Certificate, judge
 from fedveil.attacks.inference.outcome import Outcome
 from fedveil.attacks.inference.replay import Rules
 from fedveil.attacks.inference.watch import Sighting
-from fedveil.attacks.observe import Insider, span_of
-from fedveil.attacks.seats import Inference
+from fedveil.attacks.observe import AuxiliaryData, span_of
 from fedveil.config import Config
 from fedveil.core.errors import ConfigError, RunError
 from fedveil.core.keys import Draws
+from fedveil.federation import Federation, prepare
 
 FEWEST = 16  # candidates: with fewer, all coins may well fall alike
 
@@ -59,7 +59,7 @@ class Game:
 
     sighting: Sighting
     rules: Rules
-    candidates: tuple[Insider, ...]  # the records of each
+    candidates: tuple[AuxiliaryData, ...]  # the records of each
     truth: Truth
     accuracy: float
     not_finite: int  # updates that were left out of a sum
@@ -168,12 +168,12 @@ def _seen(federation: Federation, state: Any, number: int, settings: Inference) 
 # --- the attacker
 
 
-def guess(sighting: Sighting, rules: Rules, candidates: Sequence[Insider], seed: int = 0) -> Guess:
+def guess(sighting: Sighting, rules: Rules, candidates: Sequence[AuxiliaryData], seed: int = 0) -> Guess:
     """Scores each candidate by its share in the changes of the model; `seed` is of the attacker's own draws."""
     rng = np.random.default_rng([seed, 0x67756573])
     sizes = [len(one.y) for one in candidates]
     starts = np.cumsum([0, *sizes[:-1]]).astype(np.int32)
-    together = Insider(np.concatenate([c.x for c in candidates]), np.concatenate([c.y for c in candidates]))
+    together = AuxiliaryData(np.concatenate([c.x for c in candidates]), np.concatenate([c.y for c in candidates]))
     rate = sighting.terms.per_round / sighting.terms.clients  # at which a client that is there takes part
     found = []
     for place, (before, after) in enumerate(zip(sighting.models[:-1], sighting.models[1:], strict=True)):

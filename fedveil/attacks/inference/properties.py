@@ -20,19 +20,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedveil.assemble import Federation, prepare
-from fedveil.attacks.inference import melis, replay, roc, several, traits, watch
+from fedveil.attacks.adversaries import Inference
+from fedveil.attacks.inference import melis, property, replay, roc, several, watch
 from fedveil.attacks.inference.melis import Seen, View
 from fedveil.attacks.inference.outcome import Outcome
-from fedveil.attacks.inference.traits import Trait
-from fedveil.attacks.observe import Insider
-from fedveil.attacks.seats import Inference
+from fedveil.attacks.inference.property import Property
+from fedveil.attacks.observe import AuxiliaryData
 from fedveil.config import Config
 from fedveil.core.errors import ConfigError
 from fedveil.core.keys import Draws
+from fedveil.federation import Federation, prepare
 from fedveil.models.layers import Params
-from fedveil.rounds import plan
-from fedveil.rounds.server import ServerState
+from fedveil.simulation import sampling
+from fedveil.simulation.server import ServerState
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def attack(
     return Outcome(document, curves={trait.name: roc.curve(scores, has)})
 
 
-def check(config: Config, federation: Federation, settings: Inference) -> Trait:
+def check(config: Config, federation: Federation, settings: Inference) -> Property:
     """Refuses what cannot be played, and says what would help."""
     watch.check_clients(federation, settings)
     if settings.seat == "passive-local":
@@ -94,10 +94,10 @@ def check(config: Config, federation: Federation, settings: Inference) -> Trait:
     elif config.attack.attacker is not None:
         takes = "is not read in the seat 'active', which is no client's: leave it out, or sit at 'passive-local'"
         raise ConfigError("attack.attacker", settings.attacker, takes)
-    return traits.parse(settings.trait, federation.dataset)
+    return property.parse(settings.trait, federation.dataset)
 
 
-def check_own(own: Insider, trait: Trait, settings: Inference) -> None:
+def check_own(own: AuxiliaryData, trait: Property, settings: Inference) -> None:
     """The attacker needs examples of both kinds."""
     have = trait.of_records(own.x, own.y)
     if have.any() and not have.all():
@@ -126,7 +126,7 @@ def play(
         raise ConfigError("train.per_round", federation.config.train.per_round, takes)
     seen, rows, pools = zip(*watched, strict=True)
     if active:
-        own = Insider(data.held_out.x.astype(np.float64) * data.scale, data.held_out.y)
+        own = AuxiliaryData(data.held_out.x.astype(np.float64) * data.scale, data.held_out.y)
     else:
         own = watch.examples_of(federation, settings.attacker)
     return View(tuple(seen), replay.rules_of(federation), own), Truth(tuple(rows), tuple(pools))
@@ -195,14 +195,16 @@ def _sent(federation: Federation, state: ServerState, number: int, client: int, 
 def _rows(federation: Federation, number: int, client: int, occurrence: int = 0) -> np.ndarray:
     """Rows of the training set that a client uses in a round, all its batches together."""
     simulator, rows = federation.simulator, federation.partition.client(client)
-    drawn = plan.client_batches(simulator.law, simulator.draws, number, client, occurrence, len(rows))
+    drawn = sampling.client_batches(simulator.law, simulator.draws, number, client, occurrence, len(rows))
     return rows[np.concatenate(drawn)]
 
 
 # --- against the truth
 
 
-def score(federation: Federation, settings: Inference, trait: Trait, view: View, truth: Truth, seed: int = 0) -> Scored:
+def score(
+    federation: Federation, settings: Inference, trait: Property, view: View, truth: Truth, seed: int = 0
+) -> Scored:
     """Plays the attack on one federation and compares."""
     data = federation.dataset
     have = trait.of_records(data.train.x * data.scale, data.train.y)  # [train]
@@ -227,7 +229,9 @@ def _only(view: View, places: Sequence[int] | np.ndarray) -> View:
     return View(tuple(view.seen[place] for place in places), view.rules, view.own)
 
 
-def asked(federation: Federation, truth: Truth, most: int, seed: int = 0) -> tuple[Insider, np.ndarray, np.ndarray]:
+def asked(
+    federation: Federation, truth: Truth, most: int, seed: int = 0
+) -> tuple[AuxiliaryData, np.ndarray, np.ndarray]:
     """Records to ask about, at most so many: the place of the update in question, and whether the record is behind it."""
     rng = np.random.default_rng([seed, 0x7265])
     side = max(1, most // (2 * len(truth.rows)))
@@ -241,9 +245,9 @@ def asked(federation: Federation, truth: Truth, most: int, seed: int = 0) -> tup
             member.append(np.arange(2 * count) < count)
     if not rows:
         nothing = np.zeros(0, int)
-        return Insider(federation.dataset.train.x[:0], nothing), nothing, nothing.astype(bool)
+        return AuxiliaryData(federation.dataset.train.x[:0], nothing), nothing, nothing.astype(bool)
     data, index = federation.dataset, np.concatenate(rows)
-    records = Insider(data.train.x[index].astype(np.float64) * data.scale, data.train.y[index])
+    records = AuxiliaryData(data.train.x[index].astype(np.float64) * data.scale, data.train.y[index])
     return records, np.concatenate(place), np.concatenate(member)
 
 

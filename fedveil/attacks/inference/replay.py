@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil.attacks.observe import Insider
+from fedveil.attacks.observe import AuxiliaryData
 from fedveil.models.layers import Array, Params
-from fedveil.rounds import client as client_part
-from fedveil.rounds.client import Now, Task
-from fedveil.rounds.plan import BatchLaw
+from fedveil.simulation import client as client_part
+from fedveil.simulation.client import RoundContext, Task
+from fedveil.simulation.sampling import BatchSampling
 
 if TYPE_CHECKING:
-    from fedveil.assemble import Federation
+    from fedveil.federation import Federation
 
 AT_ONCE = 10  # clients computed together
 
@@ -34,7 +34,7 @@ class Rules:
     """The published rules of local training: what one client does in a round, whoever it is."""
 
     task: Task  # its defences silenced; inputs as the model sees them
-    law: BatchLaw
+    law: BatchSampling
     lrs: tuple[float, ...]  # learning rate of each round
 
 
@@ -52,7 +52,7 @@ def flat(tree: Params) -> np.ndarray:
 
 
 def local_batches(
-    rng: np.random.Generator, sizes: Sequence[int], law: BatchLaw
+    rng: np.random.Generator, sizes: Sequence[int], law: BatchSampling
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Batches of the attacker's own drawing for clients of these sizes: index and mask [clients, steps, batch], steps
     [clients]. Epochs of fresh permutations, cut into batches; index counts within the client."""
@@ -70,7 +70,7 @@ def local_batches(
 def updates(
     rules: Rules,
     params: Params,
-    records: Insider,
+    records: AuxiliaryData,
     batches: tuple[np.ndarray, np.ndarray, np.ndarray],
     number: int,
 ) -> np.ndarray:
@@ -91,7 +91,7 @@ def _updates(
 
     def one(batches: tuple[Array, Array, Array]) -> Array:
         rows, filled, count = batches
-        now = Now(key, key, number, lr)
+        now = RoundContext(key, key, number, lr)
         message, _, _ = client_part.whole(task, params, x, y, rows, filled, count, {}, now)
         return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(message)])
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
+from fedveil.attacks.adversaries import Inference
 from fedveil.attacks.catalog import inference_settings
 from fedveil.attacks.inference.outcome import Outcome
-from fedveil.attacks.seats import Inference
 from fedveil.config import Config
 from fedveil.core.keys import Draws
 

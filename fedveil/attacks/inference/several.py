@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedveil.assemble import Federation, prepare
 from fedveil.config import Config
 from fedveil.core.errors import ConfigError
 from fedveil.core.keys import Draws
 from fedveil.data.dataset import Dataset
+from fedveil.federation import Federation, prepare
 
 Progress = Callable[[int, int], None]
 

@@ -29,14 +29,14 @@ from fedveil.core import keys
 from fedveil.core.errors import ConfigError, Interrupted
 from fedveil.models.layers import Array, Params
 from fedveil.models.net import Model
-from fedveil.rounds import client as client_part
-from fedveil.rounds import plan, server
-from fedveil.rounds.client import Now, Task
-from fedveil.rounds.server import ServerRule, ServerState
-from fedveil.rounds.simulate import auto_chunk, chunk_sum, parameter_count
+from fedveil.simulation import client as client_part
+from fedveil.simulation import sampling, server
+from fedveil.simulation.client import RoundContext, Task
+from fedveil.simulation.server import ServerRule, ServerState
+from fedveil.simulation.simulator import auto_chunk, chunk_sum, parameter_count
 
 if TYPE_CHECKING:
-    from fedveil.assemble import Federation
+    from fedveil.federation import Federation
 
 Tree = Any
 Progress = Callable[[int, int], None]
@@ -92,7 +92,7 @@ class Fleet:
         seeds: Sequence[int],
         draws: Sequence[keys.Draws],
         given: np.ndarray,
-        lanes: int | None = None,
+        slots: int | None = None,
     ):
         """The seed of each one's initial model, its draws, and the rows of the training set that it is given.
 
@@ -104,12 +104,12 @@ class Fleet:
         self.simulator = federation.simulator
         self.task: Task = self.simulator.task
         setting, rule = self.task.setting, self.simulator.rule
-        lanes = lanes or _lanes(federation)
-        self.chunk = min(lanes, setting.per_round)
-        most = min(lanes // self.chunk, math.ceil(len(self.seeds) / self.simulator.lanes))
+        slots = slots or _lanes(federation)
+        self.chunk = min(slots, setting.per_round)
+        most = min(slots // self.chunk, math.ceil(len(self.seeds) / self.simulator.lanes))
         self.at_once = _even(len(self.seeds), max(1, most))
         batches = self.at_once * self.chunk * setting.local_steps
-        self.widths = plan.batch_widths(self.simulator.law, self.simulator.partition, batches)
+        self.widths = sampling.batch_widths(self.simulator.law, self.simulator.partition, batches)
         self._looks: dict[Sight, Callable[..., Params]] = {}
         empty, advance = partial(server.empty_sum, rule), partial(server.advance, self.task, rule)
         chunk = partial(chunk_sum, self.task, rule)
@@ -195,9 +195,9 @@ class Fleet:
 
     # --- who takes part, and with which records
 
-    def _cohort(self, f: int, number: int) -> plan.Cohort:
+    def _cohort(self, f: int, number: int) -> sampling.Cohort:
         faults = self.simulator.faults
-        return plan.draw_cohort(self.draws[f], number, self.task.setting, faults.dropout, faults.late)
+        return sampling.draw_cohort(self.draws[f], number, self.task.setting, faults.dropout, faults.late)
 
     def _when(self, sight: Sight) -> np.ndarray:
         """[federations]: the round in which each is looked at; a model that goes out, after the last one."""
@@ -213,7 +213,7 @@ class Fleet:
         raise ConfigError("attack.victim", client, takes)
 
     def _batches(
-        self, who: np.ndarray, cohorts: Sequence[plan.Cohort], number: int, part: slice
+        self, who: np.ndarray, cohorts: Sequence[sampling.Cohort], number: int, part: slice
     ) -> tuple[np.ndarray, ...]:
         """A chunk of each federation's cohort, padded to one shape: index, mask, steps, id, occurrence, weight, late."""
         simulator, made = self.simulator, []
@@ -221,7 +221,7 @@ class Fleet:
             some = replace(
                 cohort, clients=cohort.clients[part], occurrence=cohort.occurrence[part], late=cohort.late[part]
             )
-            drawn = plan.draw_batches(simulator.law, simulator.partition, self.draws[f], number, some, self.widths)
+            drawn = sampling.draw_batches(simulator.law, simulator.partition, self.draws[f], number, some, self.widths)
             weight = simulator.weights[some.clients].astype(self.task.dtype)
             mask = drawn.mask & self.given[f][drawn.index]
             made.append((drawn.index, mask, drawn.steps, some.clients, some.occurrence, weight, some.late))
@@ -233,7 +233,7 @@ class Fleet:
         """[federations, ...]: the model that is published, or received by a client in a round, or its local model."""
         if sight.tap == "release":
             return state.params
-        alone = plan.Cohort(np.array([sight.client]), np.zeros(1, np.int64), np.zeros(1, bool), 1, 0)
+        alone = sampling.Cohort(np.array([sight.client]), np.zeros(1, np.int64), np.zeros(1, bool), 1, 0)
         index, mask, steps, *_ = self._batches(who, [alone] * len(who), number, slice(0, 1))
         round_keys, lr, now = self._moment(roots, number)
         memory = jax.tree.map(lambda a: a[:, sight.client], state.clients)
@@ -259,7 +259,7 @@ def _start(task: Task, rule: ServerRule, root: Array) -> ServerState:
     """The state of one federation before its first round."""
     params = jax.tree.map(lambda a: jnp.asarray(a, task.dtype), task.model.init(keys.device(root, "init")))
     stateful = {str(place): d for place, d in enumerate(task.defenses) if d.stateful}
-    memory = {place: d.initial_memories(params, task.setting.clients) for place, d in stateful.items()}
+    memory = {place: d.initial_client_states(params, task.setting.clients) for place, d in stateful.items()}
     return server.initial_state(rule, params, memory)
 
 
@@ -278,7 +278,7 @@ def _seen(
     lr: Array,
 ) -> Params:
     """The model at a tap of one client: as received, or received and moved by its update, or sent whole."""
-    now = Now(keys.client_key(round_key, sight.client, 0), keys.shared_key(round_key), number, lr)
+    now = RoundContext(keys.client_key(round_key, sight.client, 0), keys.shared_key(round_key), number, lr)
     taps = frozenset({"broadcast", sight.tap})
     values = client_part.watched(task, taps, (), params, x, y, index, mask, steps, memory, now)
     if sight.tap == "broadcast" or (sight.tap == "server" and task.setting.aggregation == "fedavg"):

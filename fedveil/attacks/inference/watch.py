@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from fedveil.attacks.observe import Insider, span_of
-from fedveil.attacks.seats import Inference
+from fedveil.attacks.adversaries import Inference
+from fedveil.attacks.observe import AuxiliaryData, span_of
 from fedveil.core.errors import ConfigError
 from fedveil.models.layers import Params, Shape
 from fedveil.models.net import Model
 
 if TYPE_CHECKING:
-    from fedveil.assemble import Federation
-    from fedveil.rounds.server import ServerState
+    from fedveil.federation import Federation
+    from fedveil.simulation.server import ServerState
 
 Tree = Any
 
@@ -49,7 +49,7 @@ class Sighting:
     classes: int
     span: tuple[float, float] | None
     terms: Terms
-    own: Insider | None = None  # the attacker's own examples, where it is a client
+    own: AuxiliaryData | None = None  # the attacker's own examples, where it is a client
     received: tuple[Params, ...] = ()  # for seats that see local models: what each of them was trained from
 
     @property
@@ -159,7 +159,7 @@ def released(federation: Federation, state: ServerState, number: int, settings: 
     return federation.simulator.observe(state, number, settings.attacker, frozenset({"broadcast"}))["broadcast"]
 
 
-def examples_of(federation: Federation, client: int) -> Insider:
+def examples_of(federation: Federation, client: int) -> AuxiliaryData:
     """A client's own examples as the model sees them."""
     rows, data = federation.partition.client(client), federation.dataset
-    return Insider(data.train.x[rows].astype(np.float64) * data.scale, data.train.y[rows])
+    return AuxiliaryData(data.train.x[rows].astype(np.float64) * data.scale, data.train.y[rows])

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedveil.assemble import prepare
 from fedveil.attacks.catalog import inference_settings
 from fedveil.attacks.inference import inversion, inversion_figures
 from fedveil.attacks.inference.inversion import CONFIDENCE, gather, invert, judge, solve
@@ -18,10 +17,11 @@ from fedveil.attacks.inference.run import run
 from fedveil.attacks.inference.watch import Sighting, Terms
 from fedveil.config import from_dict
 from fedveil.core.errors import ConfigError
+from fedveil.federation import prepare
 from fedveil.models.build import Choices, build
 from fedveil.report.inversion_charts import chart4, chart6a, draw3
 
-SEATS = ("passive-local", "passive-global", "active")
+ADVERSARIES = ("passive-local", "passive-global", "active")
 TERMS = Terms(2, 2, 1, 1, 0.1, "fedavg")
 
 
@@ -54,7 +54,7 @@ def cases():
     """Two trained federations, seen from all three seats."""
     jax.config.update("jax_disable_most_optimizations", True)
     try:
-        return list(gather(document(), [settings(seat) for seat in SEATS]))
+        return list(gather(document(), [settings(seat) for seat in ADVERSARIES]))
     finally:
         jax.config.update("jax_disable_most_optimizations", False)
 
@@ -147,7 +147,7 @@ def test_scrambling_the_truth_changes_the_scores_and_not_what_is_recovered(cases
         replace(case, truth=Truth(case.truth.classes, tuple(rng.random(x.shape) for x in case.truth.examples)))
         for case in cases
     ]
-    for place in range(len(SEATS)):
+    for place in range(len(ADVERSARIES)):
         found, scores = judge(cases, settings(method=method), place)
         again, other = judge(lied, settings(method=method), place)
         np.testing.assert_array_equal(found, again)
@@ -191,7 +191,7 @@ def test_attributes_have_no_ssim():
 
 
 def test_trained_models_give_more_than_untrained_ones(cases):
-    for place, seat in enumerate(SEATS):
+    for place, seat in enumerate(ADVERSARIES):
         scores = summary(judge(cases, settings(seat), place)[1])
         floor = inversion.controls(cases, settings(seat))
         assert scores["ssim"] > 0.1 + max(control["ssim"] for control in floor.values())
@@ -258,7 +258,7 @@ def played(monkeypatch, cases):
 
     def stand_in(config, all_settings, *more):
         asked.append(config)
-        places = [SEATS.index(one.seat) for one in all_settings]
+        places = [ADVERSARIES.index(one.seat) for one in all_settings]
         return [replace(case, seen=tuple(case.seen[p] for p in places)) for case in cases]
 
     monkeypatch.setattr(inversion_figures, "gather", stand_in)
@@ -317,9 +317,9 @@ def test_what_more_clients_change_is_found():
 def test_figure_6a_turns_up_the_noise(played):
     rows = figure6a(SMALL, sigmas=(5.0,), modes=("same",), seeds=2, ways=("closed",))
     told = [(row["seat"], row["sigma"], row["server_noise_mode"]) for row in rows if "seat" in row]
-    assert told == [(seat, s, m) for s, m in ((None, "none"), (0.0, "none"), (5.0, "same")) for seat in SEATS]
+    assert told == [(seat, s, m) for s, m in ((None, "none"), (0.0, "none"), (5.0, "same")) for seat in ADVERSARIES]
     drawn = chart6a(rows, "closed")
-    assert all(f"{seat}, same" in drawn and f"{seat}, no defence" in drawn for seat in SEATS)
+    assert all(f"{seat}, same" in drawn and f"{seat}, no defence" in drawn for seat in ADVERSARIES)
     noised = played[-1].defense[0]
     assert noised["noise"] == noised["server_noise"] == 5.0 and noised["server_noise_mode"] == "same"
     proofs = {row["sigma"]: row["epsilon"] for row in rows if "seat" in row}

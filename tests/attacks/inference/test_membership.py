@@ -10,11 +10,11 @@ import pytest
 from scipy.special import expit
 from scipy.stats import norm
 
-from fedveil.assemble import prepare
 from fedveil.attacks.catalog import inference_settings
 from fedveil.attacks.inference import evidence, membership
 from fedveil.config import from_dict
 from fedveil.core.errors import ConfigError
+from fedveil.federation import prepare
 
 FEDERATIONS, SHADOWS = 6, 12
 DATA = {"partition": "iid", "clients": 4, "per_client": 80}

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedveil.assemble import prepare
 from fedveil.attacks.catalog import inference_settings
 from fedveil.attacks.inference import participation, replay, roc, shares
 from fedveil.attacks.inference.membership import Certificate, judge
@@ -17,7 +16,8 @@ from fedveil.attacks.inference.watch import examples_of
 from fedveil.config import load
 from fedveil.core.errors import ConfigError
 from fedveil.defenses.catalog import DEFENSES
-from fedveil.rounds.plan import BatchLaw
+from fedveil.federation import prepare
+from fedveil.simulation.sampling import BatchSampling
 
 SMALL = [
     "data.name=digits",
@@ -192,7 +192,7 @@ def test_defences_are_silenced_or_left_out():
 
 
 def test_own_batches_use_every_record_before_any_twice():
-    law = BatchLaw("shuffle", 4, 5, None)
+    law = BatchSampling("shuffle", 4, 5, None)
     index, mask, steps = replay.local_batches(np.random.default_rng(0), [10, 3], law)
     assert index.shape == mask.shape == (2, 5, 4) and steps.tolist() == [5, 5]
     assert mask[0].all() and sorted(index[0].ravel()[:10]) == list(range(10))

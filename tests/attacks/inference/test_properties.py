@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedveil.assemble import prepare
 from fedveil.attacks.catalog import inference_settings
-from fedveil.attacks.inference import compare, melis, properties, replay, roc, traits
-from fedveil.attacks.observe import Insider, from_tap
+from fedveil.attacks.inference import compare, melis, properties, property, replay, roc
+from fedveil.attacks.observe import AuxiliaryData, from_tap
 from fedveil.config import load
 from fedveil.core.errors import ConfigError
 from fedveil.data.dataset import Dataset, Part
+from fedveil.federation import prepare
 
 SMALL = [
     "data.name=digits",
@@ -64,21 +64,21 @@ def census() -> Dataset:
 
 
 def test_a_class_is_there_or_not():
-    trait = traits.parse("class:1", census())
+    trait = property.parse("class:1", census())
     assert trait.of_examples(np.array([False, True])) is True
     assert trait.of_examples(np.array([False, False])) is False
     assert trait.of_examples(np.zeros(0, bool)) is None
 
 
 def test_a_column_is_had_by_most_or_by_few():
-    trait = traits.parse("column:sex=Male", census())
+    trait = property.parse("column:sex=Male", census())
     assert trait.of_records(census().train.x, census().train.y).tolist() == [False, False, True, False]
     assert [trait.of_examples(np.arange(4) < n) for n in range(5)] == [False, False, None, True, True]
 
 
 @pytest.mark.parametrize("text", ["class:1", "column:sex=Male"])
 def test_auxiliary_examples_have_what_is_wanted(text):
-    rng, trait = np.random.default_rng(0), traits.parse(text, census())
+    rng, trait = np.random.default_rng(0), property.parse(text, census())
     have = np.arange(40) % 4 == 0
     for wanted in (True, False):
         drawn = [trait.drawn(rng, have, 12, wanted) for _ in range(30)]
@@ -99,7 +99,7 @@ def test_auxiliary_examples_have_what_is_wanted(text):
 )
 def test_other_traits_are_refused(text, says):
     with pytest.raises(ConfigError, match=says):
-        traits.parse(text, census())
+        property.parse(text, census())
 
 
 # --- what is seen
@@ -137,7 +137,7 @@ def test_replayed_updates_are_the_client_s_own_where_batches_are(federation):
     """With the victim's very batches, which the attacker does not have, the replay is what the victim computed."""
     state, rows = federation.simulator.start(), properties._rows(federation, 0, 1)
     data = federation.dataset
-    records = Insider(data.train.x[rows] * data.scale, data.train.y[rows])
+    records = AuxiliaryData(data.train.x[rows] * data.scale, data.train.y[rows])
     batches = (np.arange(6, dtype=np.int32).reshape(1, 1, 6), np.ones((1, 1, 6), bool), np.ones(1, np.int32))
     values = federation.simulator.observe(state, 0, 1, frozenset({"client", "broadcast"}))
     again = replay.updates(replay.rules_of(federation), values["broadcast"], records, batches, 0)
@@ -165,7 +165,7 @@ def test_coordinates_in_a_span_keep_all_products():
 
 def test_property_and_records_are_told_from_a_victim_s_updates(federation, active):
     view, truth = active
-    trait = traits.parse("class:3", federation.dataset)
+    trait = property.parse("class:3", federation.dataset)
     done = properties.score(federation, sitting(records=200), trait, view, truth)
     assert roc.auc(done.scores, done.has) > 0.9
     assert done.record_areas.mean() > 0.65
@@ -173,7 +173,7 @@ def test_property_and_records_are_told_from_a_victim_s_updates(federation, activ
 
 def test_the_scores_do_not_depend_on_the_truth(federation, active):
     view, truth = active
-    trait = traits.parse("class:3", federation.dataset)
+    trait = property.parse("class:3", federation.dataset)
     few = dataclasses.replace(view, seen=view.seen[:3])
     found = melis.property_scores(few, trait)
     records, place, _ = properties.asked(federation, truth, 30)
@@ -220,15 +220,15 @@ def test_what_cannot_be_played_is_refused(more, key, says):
 
 
 def test_an_attacker_without_examples_of_both_kinds_is_told_so():
-    own = Insider(np.zeros((5, 2)), np.zeros(5, int))
+    own = AuxiliaryData(np.zeros((5, 2)), np.zeros(5, int))
     with pytest.raises(ConfigError, match=r"of the 5 examples .* none have it.*attack\.attacker"):
-        properties.check_own(own, traits.Trait("class:1", label=1), sitting("passive-local"))
+        properties.check_own(own, property.Property("class:1", label=1), sitting("passive-local"))
 
 
 def test_rounds_that_all_have_the_trait_are_no_game(federation, active):
     view, truth = active
     everything = dataclasses.replace(truth, rows=tuple(np.arange(1000) for _ in truth.rows))
-    trait = traits.parse("class:3", federation.dataset)
+    trait = property.parse("class:3", federation.dataset)
     with pytest.raises(ConfigError, match="in 12 of 12 rounds"):
         properties.score(federation, sitting(), trait, view, everything)
 
@@ -243,7 +243,7 @@ def test_the_best_guess_is_the_image_itself_where_the_attacker_has_it(federation
     rows = np.concatenate([properties._rows(small, 0, c) for c in (0, 1, 2)])
     data = small.dataset
     mixed = np.concatenate([rows, np.setdiff1d(np.arange(60), rows)])
-    own = Insider(data.train.x[mixed] * data.scale, data.train.y[mixed])
+    own = AuxiliaryData(data.train.x[mixed] * data.scale, data.train.y[mixed])
     guessed = compare.best_guesses(seen, melis.View((), replay.rules_of(small), own))
     assert guessed.tolist() == [0, 1, 2]
 

@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from fedveil.assemble import prepare
 from fedveil.attacks.inference.shadows import Fleet, Sight, confidences
 from fedveil.config import from_dict
 from fedveil.core import keys
 from fedveil.core.errors import ConfigError
 from fedveil.core.stage import AccountPoint
-from fedveil.rounds import plan
+from fedveil.federation import prepare
+from fedveil.simulation import sampling
 
 BASE = {
     "data": {"partition": "dirichlet", "alpha": 0.5, "clients": 5},
@@ -49,7 +49,7 @@ def given_to(federation, count, share=0.5):
 def fleet():
     """Three federations, two of them at once: the second part is filled up."""
     federation = prepare(configured(EVERYTHING, DEFENSES))
-    made = Fleet(federation, SEEDS, DRAWS, given_to(federation, len(SEEDS)), lanes=6)
+    made = Fleet(federation, SEEDS, DRAWS, given_to(federation, len(SEEDS)), slots=6)
     assert made.at_once == 2 and len(made.parts()) == 2
     return made
 
@@ -57,7 +57,7 @@ def fleet():
 def alone(federation, seed, draws, given, monkeypatch, watch=False):
     """The plain simulator on a federation whose clients never draw what they were not given: the model after the last
     round, and where asked for what the victim sends when it takes part for the last time."""
-    simulator, real = federation.simulator, plan.draw_positions
+    simulator, real = federation.simulator, sampling.draw_positions
     simulator.seed, simulator.draws, simulator._root = seed, draws, draws.root()
 
     def without(law, draws, round_, client, occurrence, size):
@@ -67,7 +67,7 @@ def alone(federation, seed, draws, given, monkeypatch, watch=False):
         return positions[kept], np.bincount(step[kept], minlength=len(counts))
 
     with monkeypatch.context() as patch:
-        patch.setattr(plan, "draw_positions", without)
+        patch.setattr(sampling, "draw_positions", without)
         state, sent = simulator.start(), None
         last = max(n for n in range(federation.rounds) if VICTIM in simulator.cohort(state, n).clients)
         for number in range(federation.rounds):

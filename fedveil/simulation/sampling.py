@@ -96,7 +96,7 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class BatchLaw:
+class BatchSampling:
     """How each client forms its batches."""
 
     batching: str  # shuffle, poisson, without-replacement
@@ -117,7 +117,7 @@ class BatchLaw:
 
 
 def client_batches(
-    law: BatchLaw, draws: Draws, round_: int, client: int, occurrence: int, size: int
+    law: BatchSampling, draws: Draws, round_: int, client: int, occurrence: int, size: int
 ) -> list[np.ndarray]:
     """The local batches of one client in one round: for each step the positions (0 … size-1) of its examples."""
     positions, counts = draw_positions(law, draws, round_, client, occurrence, size)
@@ -125,7 +125,7 @@ def client_batches(
 
 
 def draw_positions(
-    law: BatchLaw, draws: Draws, round_: int, client: int, occurrence: int, size: int
+    law: BatchSampling, draws: Draws, round_: int, client: int, occurrence: int, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The positions of all batches of a client one after another, and how many belong to each step."""
     if draws.seed is not None and law.steps_for(size) * law.batch <= FEW:
@@ -134,7 +134,7 @@ def draw_positions(
 
 
 def _draw(
-    law: BatchLaw, draws: Draws, round_: int, client: int, occurrence: int, size: int
+    law: BatchSampling, draws: Draws, round_: int, client: int, occurrence: int, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     rng = draws.host("batch", round_, client, occurrence)
     steps = law.steps_for(size)
@@ -147,7 +147,7 @@ def _draw(
 
 @lru_cache(maxsize=1 << 16)
 def _kept(
-    law: BatchLaw, seed: int, round_: int, client: int, occurrence: int, size: int
+    law: BatchSampling, seed: int, round_: int, client: int, occurrence: int, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """`_draw` by a seed, cached: studies compare defences on the same draws, and a generator costs more than few draws.
 
@@ -200,7 +200,7 @@ def _sizes(steps: int, size: int, batch: int) -> tuple[np.ndarray, int]:
 
 
 def draw_batches(
-    law: BatchLaw, partition: Partition, draws: Draws, round_: int, cohort: Cohort, widths: tuple[int, ...]
+    law: BatchSampling, partition: Partition, draws: Draws, round_: int, cohort: Cohort, widths: tuple[int, ...]
 ) -> Batches:
     """The batches of a cohort (or of a chunk of one) as padded arrays of dataset rows."""
     ids = [int(c) for c in cohort.clients]
@@ -227,7 +227,7 @@ def draw_batches(
     return Batches(index, mask, np.array(lengths, np.int32))
 
 
-def batch_widths(law: BatchLaw, partition: Partition, draws: int) -> tuple[int, ...]:
+def batch_widths(law: BatchSampling, partition: Partition, draws: int) -> tuple[int, ...]:
     """The few widths to compile for.
 
     Fixed batches have one. For Poisson batches the first holds the largest of `draws` batches 99 times in 100, the

@@ -23,8 +23,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedveil.attacks.reconstruct import card
-from fedveil.attacks.reconstruct.lanes import Lanes, Seen
+from fedveil.attacks.optim.slots import Seen, Slots
+from fedveil.attacks.reconstruction import card
 from fedveil.models.layers import Array
 
 PAIRS = 100
@@ -81,24 +81,24 @@ class LBFGS:
     def rests(self, seen: Seen) -> Array:
         return jnp.abs(seen.slope).max(axis=1) <= TOLERANCE_GRADIENT
 
-    def ended(self, lanes: Lanes, seen: Seen) -> Array:
-        memory: Memory = lanes.memory
+    def ended(self, slots: Slots, seen: Seen) -> Array:
+        memory: Memory = slots.memory
         short = jnp.abs(memory.step).max(axis=1) <= TOLERANCE_CHANGE
         level = jnp.abs(seen.value - memory.value) < TOLERANCE_CHANGE
         return self.rests(seen) | short | level
 
-    def strays(self, lanes: Lanes, seen: Seen) -> Array:
-        return seen.value > lanes.began
+    def diverged(self, slots: Slots, seen: Seen) -> Array:
+        return seen.value > slots.began
 
-    def move(self, lanes: Lanes, seen: Seen, moving: Array) -> tuple[Array, Memory, Array, Array]:
-        memory: Memory = lanes.memory
-        fresh = moving & (lanes.made > 0)
+    def move(self, slots: Slots, seen: Seen, moving: Array) -> tuple[Array, Memory, Array, Array]:
+        memory: Memory = slots.memory
+        fresh = moving & (slots.made > 0)
         way, pairs = direction(memory.pairs, seen.slope, memory.step, seen.slope - memory.slope, fresh)
         first = jnp.minimum(1.0, 1.0 / jnp.abs(seen.slope).sum(axis=1))
-        length = self.lr * jnp.where(lanes.made == 0, first, 1.0)
+        length = self.lr * jnp.where(slots.made == 0, first, 1.0)
         # An attack that went astray went by a step of many times the range of the inputs; after a rescue none may.
-        reach = RESCUED_REACH * 0.5 ** (lanes.rescues - 1) / jnp.abs(way).max(axis=1)
-        length = jnp.where(lanes.rescues > 0, jnp.minimum(length, reach), length).astype(way.dtype)
+        reach = RESCUED_REACH * 0.5 ** (slots.rescues - 1) / jnp.abs(way).max(axis=1)
+        length = jnp.where(slots.rescues > 0, jnp.minimum(length, reach), length).astype(way.dtype)
         stuck = _dot(seen.slope, way) > -TOLERANCE_CHANGE
         step = length[:, None] * way
         kept = Memory(
@@ -107,7 +107,7 @@ class LBFGS:
             slope=jnp.where(moving[:, None], seen.slope, memory.slope),
             value=jnp.where(moving, seen.value, memory.value),
         )
-        return lanes.z + step, kept, stuck, lanes.inner + 1 >= INNER
+        return slots.z + step, kept, stuck, slots.inner + 1 >= INNER
 
 
 def empty(attacks: int, n: int, dtype: Any, slots: int = PAIRS) -> Pairs:

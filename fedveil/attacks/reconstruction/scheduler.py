@@ -27,17 +27,17 @@ import numpy as np
 
 from fedveil import compiler, kept
 from fedveil.attacks.catalog import Settings
-from fedveil.attacks.reconstruct.first_order import FirstOrder
-from fedveil.attacks.reconstruct.lanes import RUNNING, Lanes, Optimizer, Seen, StopRules, begin, play, stop_rules
-from fedveil.attacks.reconstruct.lbfgs import INNER, LBFGS, PAIRS
-from fedveil.attacks.reconstruct.objective import Job, Problem, evaluate
+from fedveil.attacks.optim.first_order import FirstOrder
+from fedveil.attacks.optim.lbfgs import INNER, LBFGS, PAIRS
+from fedveil.attacks.optim.slots import RUNNING, Optimizer, Seen, Slots, StopRules, begin, play, stop_rules
+from fedveil.attacks.reconstruction.objective import Job, Problem, evaluate
 from fedveil.core.hardware import cores
 from fedveil.models import flops
 from fedveil.models.layers import Params
 from fedveil.models.net import Net
 
 Tree = Any
-SPELL = 40  # evaluations between two looks at which attacks have ended
+CHUNK = 40  # evaluations between two looks at which attacks have ended
 CACHE_BYTES = 6e6  # what a block's pairs may take of a CPU's cache, each worker
 MEMORY_SHARE = 0.2  # what blocks may take of another device's memory
 FREE = -1  # the status of a lane without an attack
@@ -105,56 +105,56 @@ class Programs:
                 self.seconds += time.monotonic() - started
         return self._made[key](*args)
 
-    def spell(self, lanes: Lanes, job: Job, shared: Params | None, length: int = SPELL) -> Lanes:
+    def spell(self, slots: Slots, job: Job, shared: Params | None, length: int = CHUNK) -> Slots:
         """Up to `length` evaluations of every running lane."""
 
-        def program(lanes: Lanes, job: Job, shared: Params | None, length: jax.Array) -> Lanes:
+        def program(slots: Slots, job: Job, shared: Params | None, length: jax.Array) -> Slots:
             optimizer = optimizer_of(self.problem)
 
             def look(z: jax.Array) -> Seen:
                 return Seen(*evaluate(self.problem, shared, job, z))
 
-            def body(carry: tuple[jax.Array, Lanes]) -> tuple[jax.Array, Lanes]:
+            def body(carry: tuple[jax.Array, Slots]) -> tuple[jax.Array, Slots]:
                 return carry[0] + 1, play(optimizer, look, carry[1])
 
-            def goes_on(carry: tuple[jax.Array, Lanes]) -> jax.Array:
+            def goes_on(carry: tuple[jax.Array, Slots]) -> jax.Array:
                 return (carry[0] < length) & (carry[1].status == RUNNING).any()
 
-            return jax.lax.while_loop(goes_on, body, (jnp.zeros((), jnp.int32), lanes))[1]
+            return jax.lax.while_loop(goes_on, body, (jnp.zeros((), jnp.int32), slots))[1]
 
-        return self.call("spell", program, lanes, job, shared, np.asarray(length, np.int32), donate=(0,))
+        return self.call("spell", program, slots, job, shared, np.asarray(length, np.int32), donate=(0,))
 
-    def begin(self, z: np.ndarray, rules: StopRules) -> Lanes:
+    def begin(self, z: np.ndarray, rules: StopRules) -> Slots:
         return self.call("begin", lambda z, rules: begin(optimizer_of(self.problem), z, rules, self._room), z, rules)
 
     @property
     def _room(self) -> int:
         return self.problem.settings.iterations + 1
 
-    def refill(self, lanes: Lanes, job: Job, z: np.ndarray, fresh: Job, which: np.ndarray) -> tuple[Lanes, Job]:
+    def refill(self, slots: Slots, job: Job, z: np.ndarray, fresh: Job, which: np.ndarray) -> tuple[Slots, Job]:
         """New attacks in the lanes `which`; what an optimiser remembers is forgotten, not overwritten."""
 
-        def program(lanes: Lanes, job: Job, z: jax.Array, fresh: Job, which: jax.Array) -> tuple[Lanes, Job]:
+        def program(slots: Slots, job: Job, z: jax.Array, fresh: Job, which: jax.Array) -> tuple[Slots, Job]:
             optimizer = optimizer_of(self.problem)
 
             def choose(new: jax.Array, old: jax.Array) -> jax.Array:
                 return jnp.where(which.reshape(-1, *[1] * (old.ndim - 1)), new, old)
 
-            memory = optimizer.forget(lanes.memory, which)
-            small = replace(lanes, memory=())
-            start = replace(begin(optimizer, z, lanes.rules, self._room), memory=())
+            memory = optimizer.forget(slots.memory, which)
+            small = replace(slots, memory=())
+            start = replace(begin(optimizer, z, slots.rules, self._room), memory=())
             mixed = jax.tree.map(choose, start, small)
             return replace(mixed, memory=memory), jax.tree.map(choose, fresh, job)
 
-        return self.call("refill", program, lanes, job, z, fresh, which, donate=(0, 1))
+        return self.call("refill", program, slots, job, z, fresh, which, donate=(0, 1))
 
-    def pack(self, lanes: Lanes, job: Job, rows: np.ndarray) -> tuple[Lanes, Job]:
+    def pack(self, slots: Slots, job: Job, rows: np.ndarray) -> tuple[Slots, Job]:
         """The lanes `rows` alone."""
 
-        def program(lanes: Lanes, job: Job, rows: jax.Array) -> tuple[Lanes, Job]:
-            return jax.tree.map(lambda a: a[rows], (lanes, job))
+        def program(slots: Slots, job: Job, rows: jax.Array) -> tuple[Slots, Job]:
+            return jax.tree.map(lambda a: a[rows], (slots, job))
 
-        return self.call("pack", program, lanes, job, rows)
+        return self.call("pack", program, slots, job, rows)
 
 
 def _exactly() -> AbstractContextManager[Any]:
@@ -237,25 +237,25 @@ class _Worker:
     ):
         self.programs, self.shared, self.starts, self.jobs, self.settings = programs, shared, starts, jobs, settings
         self.queue, self.narrowest, self.longest = queue, max(1, width // NARROWEST), 0
-        self.watch, self.length = watch, SPELL if watch is None else 1
+        self.watch, self.length = watch, CHUNK if watch is None else 1
         self.owners = [_next(queue) for _ in range(width)]
         rows = self._rows()
-        self.lanes, self.job = (
+        self.slots, self.job = (
             programs.begin(starts[rows], stop_rules(settings, width, starts.dtype)),
             _take(jobs, rows),
         )
         free = jnp.asarray([a is None for a in self.owners])
-        self.lanes = replace(self.lanes, status=jnp.where(free, FREE, self.lanes.status))
+        self.slots = replace(self.slots, status=jnp.where(free, FREE, self.slots.status))
 
     def turn(self, ended: dict[int, Ended]) -> bool:
         """A spell, and what follows from it; whether there is more to do."""
         if all(a is None for a in self.owners):
             return False
         began, compiled = time.monotonic(), self.programs.seconds
-        self.lanes = self.programs.spell(self.lanes, self.job, self.shared, self.length)
-        status = np.asarray(self.lanes.status)
+        self.slots = self.programs.spell(self.slots, self.job, self.shared, self.length)
+        status = np.asarray(self.slots.status)
         taken = max(0.0, time.monotonic() - began - (self.programs.seconds - compiled))
-        done = [lane for lane, a in enumerate(self.owners) if a is not None and status[lane] != RUNNING]
+        done = [slot for slot, a in enumerate(self.owners) if a is not None and status[slot] != RUNNING]
         if self.watch is not None:
             self.length = max(1, self.watch(self._sight(taken)))
         if done:
@@ -268,59 +268,59 @@ class _Worker:
         return np.array([0 if a is None else a for a in self.owners])
 
     def _sight(self, seconds: float) -> Sight:
-        lanes = np.array([lane for lane, a in enumerate(self.owners) if a is not None])
-        own = self.lanes
+        slots = np.array([slot for slot, a in enumerate(self.owners) if a is not None])
+        own = self.slots
         shown = jax.device_get((own.best, own.best_distance, own.iteration, own.evaluations))
-        best, distance, iteration, evaluations = (np.asarray(a)[lanes] for a in shown)
-        return Sight(self._rows()[lanes], best, distance, iteration, evaluations, seconds)
+        best, distance, iteration, evaluations = (np.asarray(a)[slots] for a in shown)
+        return Sight(self._rows()[slots], best, distance, iteration, evaluations, seconds)
 
     def _hand_back(self, done: list[int], ended: dict[int, Ended]) -> None:
-        host: Lanes = jax.device_get(replace(self.lanes, memory=(), z=self.lanes.status))
-        for lane in done:
-            owner = self.owners[lane]
+        host: Slots = jax.device_get(replace(self.slots, memory=(), z=self.slots.status))
+        for slot in done:
+            owner = self.owners[slot]
             assert owner is not None
             ended[owner] = Ended(
-                z=np.asarray(host.best[lane]),
-                value=float(host.best_value[lane]),
-                distance=float(host.best_distance[lane]),
-                status=int(host.status[lane]),
-                iterations=int(host.iteration[lane]),
-                evaluations=int(host.evaluations[lane]),
-                rescues=int(host.rescues[lane]),
-                trace=np.asarray(host.trace[lane, : self.settings.iterations + 1]),
+                z=np.asarray(host.best[slot]),
+                value=float(host.best_value[slot]),
+                distance=float(host.best_distance[slot]),
+                status=int(host.status[slot]),
+                iterations=int(host.iteration[slot]),
+                evaluations=int(host.evaluations[slot]),
+                rescues=int(host.rescues[slot]),
+                trace=np.asarray(host.trace[slot, : self.settings.iterations + 1]),
             )
             self.longest = max(self.longest, ended[owner].iterations)
-            self.owners[lane] = None
+            self.owners[slot] = None
 
     def _refill(self, done: list[int]) -> None:
-        for lane in done:
-            self.owners[lane] = _next(self.queue)
-        new = [lane for lane in done if self.owners[lane] is not None]
+        for slot in done:
+            self.owners[slot] = _next(self.queue)
+        new = [slot for slot in done if self.owners[slot] is not None]
         if new:
             which, rows = np.isin(np.arange(len(self.owners)), new), self._rows()
             fresh = _take(self.jobs, rows)
-            self.lanes, self.job = self.programs.refill(self.lanes, self.job, self.starts[rows], fresh, which)
+            self.slots, self.job = self.programs.refill(self.slots, self.job, self.starts[rows], fresh, which)
 
     def _shrink(self) -> None:
         """Half the lanes, or fewer, where they hold all that is left and what is saved is worth a compilation.
 
         What is left to do is guessed: no attack takes more iterations again than the longest that has ended.
         """
-        alive = [lane for lane, a in enumerate(self.owners) if a is not None]
+        alive = [slot for slot, a in enumerate(self.owners) if a is not None]
         width = narrower = len(self.owners)
         while narrower > self.narrowest and len(alive) <= narrower // 2:
             narrower //= 2
         if not alive or narrower == width:
             return
-        left = min(self.longest, self.settings.iterations - int(np.asarray(self.lanes.iteration)[alive].min()))
+        left = min(self.longest, self.settings.iterations - int(np.asarray(self.slots.iteration)[alive].min()))
         inner = INNER if self.settings.optimizer == "lbfgs" else 1
         saved = operations(self.programs.problem) * (width - narrower) * left * inner
         if saved < COMPILING.get(jax.default_backend(), COMPILING_ELSEWHERE):
             return
-        free = [lane for lane in range(width) if self.owners[lane] is None]
+        free = [slot for slot in range(width) if self.owners[slot] is None]
         rows = alive + free[: narrower - len(alive)]
-        self.lanes, self.job = self.programs.pack(self.lanes, self.job, np.array(rows))
-        self.owners = [self.owners[lane] for lane in rows]
+        self.slots, self.job = self.programs.pack(self.slots, self.job, np.array(rows))
+        self.owners = [self.owners[slot] for slot in rows]
 
 
 def _next(queue: deque[int]) -> int | None:

@@ -32,10 +32,10 @@ from fedveil.data.partition import Partition
 from fedveil.models import flops
 from fedveil.models.layers import Array, Params
 from fedveil.models.net import Model, Net
-from fedveil.rounds import client as client_part
-from fedveil.rounds import parts, plan, server
-from fedveil.rounds.client import Now, Task
-from fedveil.rounds.server import Answers, ServerRule, ServerState, Sum
+from fedveil.simulation import client as client_part
+from fedveil.simulation import microbatches, sampling, server
+from fedveil.simulation.client import RoundContext, Task
+from fedveil.simulation.server import Answers, ServerRule, ServerState, Sum
 
 Tree = Any
 
@@ -142,7 +142,7 @@ class Simulator:
         rule: ServerRule,
         dataset: Dataset,
         partition: Partition,
-        law: plan.BatchLaw,
+        law: sampling.BatchSampling,
         schedule: Schedule,
         *,
         seed: int,
@@ -155,10 +155,10 @@ class Simulator:
         self.dataset, self.faults, self.engine = dataset, faults or Faults(), engine
         self.seed, self.draws, self._root = seed, draws, draws.root()
         self.chunk = min(chunk or auto_chunk(task, dataset), max(1, task.setting.per_round))
-        self.weights = plan.client_weights(task.setting.weights, partition)
+        self.weights = sampling.client_weights(task.setting.weights, partition)
         steps = task.setting.local_steps
-        self.widths = plan.batch_widths(law, partition, self.chunk * steps)
-        self.cut = self._best_cut()
+        self.widths = sampling.batch_widths(law, partition, self.chunk * steps)
+        self.cut = self._best_shape()
         # Data lie on the device as stored (pixels as bytes); each batch is scaled when it is gathered.
         self.x, self.y = jnp.asarray(dataset.train.x), jnp.asarray(dataset.train.y)
         self._held_out = _blocks(dataset.held_out)
@@ -176,12 +176,12 @@ class Simulator:
         self._step = self._compiled(partial(client_part.step, task))
         self._end = self._compiled(partial(client_part.end, task))
 
-    def _best_cut(self) -> parts.Cut | None:
+    def _best_shape(self) -> microbatches.Shape | None:
         """How Poisson batches are cut into parts; None where whole ones are as good, or must be seen whole."""
-        if self.law.batching != "poisson" or self.engine != "vectorised" or not client_part.in_parts(self.task):
+        if self.law.batching != "poisson" or self.engine != "vectorised" or not client_part.in_microbatches(self.task):
             return None
         steps, extra = self.task.setting.local_steps, extra_cost(self.task)
-        return parts.best_cut(self.law, self.partition, steps, self.chunk, self.widths[0], extra)
+        return microbatches.best_shape(self.law, self.partition, steps, self.chunk, self.widths[0], extra)
 
     def _compiled(self, function: Callable[..., Any], donate: bool = False) -> Programs:
         return Programs(function, donate, self)
@@ -200,7 +200,7 @@ class Simulator:
         """[clients, ...] of what stateful defences remember, and the losses where a selection reads them."""
         clients = self.task.setting.clients
         stateful = {str(place): d for place, d in enumerate(self.task.defenses) if d.stateful}
-        memory = {place: d.initial_memories(params, clients) for place, d in stateful.items()}
+        memory = {place: d.initial_client_states(params, clients) for place, d in stateful.items()}
         if any(d.reads_losses for d in self.task.defenses):
             memory["loss"] = jnp.full(clients, jnp.nan, self.task.dtype)
         return memory
@@ -222,23 +222,23 @@ class Simulator:
         report = RoundReport(number, cohort.chosen, cohort.lost, int(cohort.late.sum()), counters)
         return self._advance(replace(state, clients=clients), summed, round_key, lr), report
 
-    def cohort(self, state: ServerState, number: int) -> plan.Cohort:
+    def cohort(self, state: ServerState, number: int) -> sampling.Cohort:
         """Who takes part: by a defence's `select` where there is one, else by the sampling law."""
         chooser = next((d for d in self.task.defenses if d.fills("select")), None)
         chosen = None
         if chooser is not None:
             losses = np.asarray(state.clients["loss"]) if chooser.reads_losses else None
             chosen = chooser.select(self.draws.host("cohort", number), number, self.task.setting, losses)
-        cohort = plan.draw_cohort(
+        cohort = sampling.draw_cohort(
             self.draws, number, self.task.setting, self.faults.dropout, self.faults.late, chosen=chosen
         )
-        return cohort if self.present is None else plan.answering(cohort, self.present)
+        return cohort if self.present is None else sampling.answering(cohort, self.present)
 
     def round_key(self, number: int) -> Array:
         return keys.round_key(self._root, number)
 
     def _collect_vectorised(
-        self, state: ServerState, cohort: plan.Cohort, number: int, round_key: Array, lr: Array
+        self, state: ServerState, cohort: sampling.Cohort, number: int, round_key: Array, lr: Array
     ) -> tuple[Sum, Tree]:
         summed, clients = self._empty(state.params), state.clients
         parts = list(_chunks(cohort, self.chunk))
@@ -250,7 +250,7 @@ class Simulator:
         return summed, clients
 
     def _inputs(
-        self, state: ServerState, part: plan.Cohort, number: int, round_key: Array, lr: Array
+        self, state: ServerState, part: sampling.Cohort, number: int, round_key: Array, lr: Array
     ) -> tuple[Any, ...]:
         """What a chunk's program gets besides the sum so far."""
         missing = self.chunk - len(part.clients)
@@ -260,13 +260,13 @@ class Simulator:
         batches = tuple(padded[: -len(rest)])
         return (state.params, self.x, self.y, batches, *padded[-len(rest) :], round_key, np.int32(number), lr)
 
-    def _batches(self, part: plan.Cohort, number: int) -> tuple[np.ndarray, ...]:
+    def _batches(self, part: sampling.Cohort, number: int) -> tuple[np.ndarray, ...]:
         """The clients' batches in parts where that pays and they fit, else whole."""
         if self.cut is not None:
-            cut = parts.draw_parts(self.law, self.partition, self.draws, number, part, self.cut)
+            cut = microbatches.draw_microbatches(self.law, self.partition, self.draws, number, part, self.cut)
             if cut is not None:
                 return cut.index, cut.mask, cut.step, cut.last, cut.steps
-        whole = plan.draw_batches(self.law, self.partition, self.draws, number, part, self.widths)
+        whole = sampling.draw_batches(self.law, self.partition, self.draws, number, part, self.widths)
         return whole.index, whole.mask, whole.steps
 
     def _side_by_side(self, summed: Sum, params: Params, inputs: Iterator[tuple[Any, ...]]) -> Sum:
@@ -293,7 +293,7 @@ class Simulator:
         return found
 
     def _collect_reference(
-        self, state: ServerState, cohort: plan.Cohort, number: int, round_key: Array, lr: Array
+        self, state: ServerState, cohort: sampling.Cohort, number: int, round_key: Array, lr: Array
     ) -> tuple[Sum, Tree]:
         summed, clients = self._empty(state.params), state.clients
         for place, c in enumerate(cohort.clients):
@@ -317,11 +317,11 @@ class Simulator:
         self, params: Params, c: int, occurrence: int, number: int, round_key: Array, lr: Array, memory: Tree
     ) -> tuple[Tree, float, Tree]:
         """One client's round, one step after another, each batch exactly as large as it is."""
-        now = Now(keys.client_key(round_key, c, occurrence), keys.shared_key(round_key), number, lr)
+        now = RoundContext(keys.client_key(round_key, c, occurrence), keys.shared_key(round_key), number, lr)
         rows = self.partition.client(c)
         received = self._begin(params, now)
         local = client_part.start(self.task, received, memory)
-        drawn = plan.client_batches(self.law, self.draws, number, c, occurrence, len(rows))
+        drawn = sampling.client_batches(self.law, self.draws, number, c, occurrence, len(rows))
         for place, positions in enumerate(drawn):
             # An empty Poisson batch is a step too: one padded row, masked out.
             index = rows[positions] if len(positions) else rows[:1]
@@ -393,14 +393,14 @@ class Simulator:
             if not 0 <= c < self.partition.clients:
                 raise RunError(f"there is no client {c}; clients count from 0 to {self.partition.clients - 1}")
 
-    def _whole_batches(self, number: int, clients: Sequence[int], first: int | None) -> plan.Batches:
+    def _whole_batches(self, number: int, clients: Sequence[int], first: int | None) -> sampling.Batches:
         """The first batches of some clients (None: all), as wide as the widest of these and at least one example wide.
 
         Poisson batches, and their clients, are filled up to few shapes, so that groups of them share a program.
         """
         ids = np.asarray(clients, np.int64)
-        alone = plan.Cohort(ids, np.zeros(len(ids), np.int64), np.zeros(len(ids), bool), len(ids), 0)
-        batches = plan.draw_batches(self.law, self.partition, self.draws, number, alone, ())
+        alone = sampling.Cohort(ids, np.zeros(len(ids), np.int64), np.zeros(len(ids), bool), len(ids), 0)
+        batches = sampling.draw_batches(self.law, self.partition, self.draws, number, alone, ())
         steps = int(batches.steps.max()) if first is None else first
         width = max(1, int(batches.mask[:, :steps].sum(axis=2).max()))
         cut = replace(batches, index=batches.index[:, :steps, :width], mask=batches.mask[:, :steps, :width])
@@ -409,7 +409,9 @@ class Simulator:
         wider = self.widths[0] if width <= self.widths[0] <= 8 else 1 << (width - 1).bit_length()
         least = 32 if parameter_count(self.task) < 100_000 else 8
         more = ((0, max(least, 1 << (len(ids) - 1).bit_length()) - len(ids)), (0, 0), (0, wider - width))
-        return plan.Batches(np.pad(cut.index, more), np.pad(cut.mask, more), np.pad(cut.steps, more[:1], mode="edge"))
+        return sampling.Batches(
+            np.pad(cut.index, more), np.pad(cut.mask, more), np.pad(cut.steps, more[:1], mode="edge")
+        )
 
     def _watch(self, taps: frozenset[str], steps: tuple[int, ...]) -> Callable[..., Any]:
         """The compiled round of several clients with these taps open."""
@@ -444,7 +446,7 @@ class Simulator:
             leaf.block_until_ready()
 
 
-WHOLE: dict[int, Callable[..., tuple[Tree, Array, Tree]]] = {3: client_part.whole, 5: client_part.whole_in_parts}
+WHOLE: dict[int, Callable[..., tuple[Tree, Array, Tree]]] = {3: client_part.whole, 5: client_part.whole_in_microbatches}
 
 
 def chunk_sum(
@@ -471,7 +473,7 @@ def chunk_sum(
     whole = WHOLE[len(batches)]
 
     def one(own: tuple[Array, ...], c: Array, again: Array, memory: Tree) -> tuple[Tree, Array, Tree]:
-        now = Now(keys.client_key(round_key, c, again), keys.shared_key(round_key), number, lr)
+        now = RoundContext(keys.client_key(round_key, c, again), keys.shared_key(round_key), number, lr)
         return whole(task, params, x, y, *own, memory, now)
 
     known = jax.tree.map(lambda a: a[ids], _without_loss(clients))
@@ -499,7 +501,7 @@ def _watched(
     """`client.watched` of several clients at once."""
 
     def one(index: Array, mask: Array, count: Array, c: Array, memory: Tree) -> dict[str, Tree]:
-        now = Now(keys.client_key(round_key, c, 0), keys.shared_key(round_key), number, lr)
+        now = RoundContext(keys.client_key(round_key, c, 0), keys.shared_key(round_key), number, lr)
         return client_part.watched(task, taps, steps, params, x, y, index, mask, count, memory, now)
 
     return jax.vmap(one)(index, mask, count, ids, memory)
@@ -563,12 +565,12 @@ def _padded(a: np.ndarray, missing: int) -> np.ndarray:
     return np.pad(a, [(0, missing)] + [(0, 0)] * (a.ndim - 1))
 
 
-def _chunks(cohort: plan.Cohort, width: int) -> Iterator[plan.Cohort]:
+def _chunks(cohort: sampling.Cohort, width: int) -> Iterator[sampling.Cohort]:
     for start in range(0, len(cohort.clients), width):
         yield _part(cohort, slice(start, start + width))
 
 
-def _part(cohort: plan.Cohort, where: slice) -> plan.Cohort:
+def _part(cohort: sampling.Cohort, where: slice) -> sampling.Cohort:
     return replace(cohort, clients=cohort.clients[where], occurrence=cohort.occurrence[where], late=cohort.late[where])
 
 

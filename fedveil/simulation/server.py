@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from fedveil.core import keys
-from fedveil.defenses.base import At, filters
+from fedveil.core.stage import StageContext
+from fedveil.defenses.base import filters
 from fedveil.models.layers import Array, Params
-from fedveil.rounds.client import Task
+from fedveil.simulation.client import Task
 
 Tree = Any
 
@@ -156,7 +157,7 @@ def advance(task: Task, rule: ServerRule, state: ServerState, summed: Sum, round
     divisor = jnp.asarray(task.setting.per_round, weight.dtype) if nominal else weight
     for place, stage in enumerate(filters(task.defenses, "aggregate")):
         key = keys.device(round_key, "aggregate", place)
-        at = At(task.setting, key, key, state.round, lr, divisor)
+        at = StageContext(task.setting, key, key, state.round, lr, divisor)
         total = stage(total, at)
     change = jax.tree.map(lambda t: t / jnp.where(divisor > 0, divisor, 1.0), total)
     velocity = state.velocity
@@ -165,6 +166,6 @@ def advance(task: Task, rule: ServerRule, state: ServerState, summed: Sum, round
     params = jax.tree.map(lambda p, c: p + rule.server_lr * c, state.params, change)
     for place, stage in enumerate(filters(task.defenses, "finish")):
         key = keys.device(round_key, "finish", place)
-        at = At(task.setting, key, key, state.round, lr, divisor)
+        at = StageContext(task.setting, key, key, state.round, lr, divisor)
         params = stage(params, at)
     return ServerState(params, velocity, summed.late, state.round + 1, state.clients)

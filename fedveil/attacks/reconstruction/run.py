@@ -13,9 +13,9 @@ import numpy as np
 
 from fedveil.attacks.catalog import Settings
 from fedveil.attacks.observe import Observation
-from fedveil.attacks.reconstruct import crew, inits, labels
-from fedveil.attacks.reconstruct.lanes import ENDINGS
-from fedveil.attacks.reconstruct.objective import Job, Problem, pose, weights
+from fedveil.attacks.optim.slots import ENDINGS
+from fedveil.attacks.reconstruction import inits, labels, scheduler
+from fedveil.attacks.reconstruction.objective import Job, Problem, pose, weights
 
 Tree = Any
 DUMMIES = 64  # inputs of the attacker's own that labels of batches are inferred with
@@ -51,7 +51,7 @@ def reconstruct(
     width: int | None = None,
     workers: int | None = None,
     progress: Callable[[int, int], None] = lambda ended, total: None,
-    watch: Callable[[np.ndarray, np.ndarray, crew.Sight], int] | None = None,
+    watch: Callable[[np.ndarray, np.ndarray, scheduler.Sight], int] | None = None,
 ) -> Reconstruction:
     """Runs an attack on everything observed, once per seed.
 
@@ -73,9 +73,9 @@ def reconstruct(
         guessed = _labels(observation, settings, precision)
         starts = _starts(problem, settings, observation, guessed[at], keys, precision)
         jobs, shared = _jobs(problem, observation, guessed, at, precision)
-        programs = crew.programs_for(problem, precision)
+        programs = scheduler.programs_for(problem, precision)
         compiled, started = programs.seconds, time.monotonic()
-        ended = crew.run(
+        ended = scheduler.run(
             programs,
             shared,
             starts,
@@ -149,7 +149,7 @@ def _jobs(
     return Job(rows(observation.gradients), q, weight, own), shared
 
 
-def _best_of(ended: list[crew.Ended], tries: int) -> np.ndarray:
+def _best_of(ended: list[scheduler.Ended], tries: int) -> np.ndarray:
     """Of each attack's starts, the one with the least objective: the attacker's own criterion."""
     values = np.array([e.value for e in ended]).reshape(-1, tries)
     return np.arange(len(values)) * tries + values.argmin(axis=1)

@@ -10,8 +10,8 @@ import pytest
 
 import fedveil
 from fedveil.core.errors import RunError
-from fedveil.rounds import server
-from fedveil.rounds.server import Answers, ServerRule
+from fedveil.simulation import server
+from fedveil.simulation.server import Answers, ServerRule
 
 
 def softmax(z):
@@ -193,9 +193,9 @@ def test_a_tap_nobody_uses_is_not_in_the_program(tapped):
     """The compiled round of a federation has no per-example gradient: no value with a batch axis before the weights."""
     federation, state = tapped
     simulator = federation.simulator
-    from fedveil.rounds import client as part
+    from fedveil.simulation import client as part
 
-    now = part.Now(jax.random.key(0), jax.random.key(1), 0, jnp.asarray(0.1))
+    now = part.RoundContext(jax.random.key(0), jax.random.key(1), 0, jnp.asarray(0.1))
     x, y, mask = simulator.x[:4], simulator.y[:4], jnp.ones(4, bool)
 
     def program(seen):

@@ -19,7 +19,8 @@ import optax
 from fedveil import compiler
 from fedveil.core import keys
 from fedveil.core.setting import Setting
-from fedveil.defenses.base import At, Defense, filters
+from fedveil.core.stage import StageContext
+from fedveil.defenses.base import Defense, filters
 from fedveil.models.clipped import clipping_affine, clipping_first, clipping_linear, clipping_pair
 from fedveil.models.layers import Array, Context, Params
 from fedveil.models.net import Model, Net
@@ -57,7 +58,7 @@ class Task:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Now:
+class RoundContext:
     """The round's traced numbers; the key of the client (folded with its id) and the one that all of them share."""
 
     key: Array
@@ -95,7 +96,7 @@ class Seen:
 NOTHING = Seen(frozenset())
 
 
-def begin(task: Task, params: Params, now: Now, seen: Seen = NOTHING) -> Params:
+def begin(task: Task, params: Params, now: RoundContext, seen: Seen = NOTHING) -> Params:
     """The model as this client receives it: every stage `broadcast` applied with the client's own key."""
     for place, stage in enumerate(filters(task.defenses, "broadcast")):
         params = stage(params, _at(task, now, keys.device(now.key, "broadcast", place)))
@@ -108,7 +109,7 @@ def start(task: Task, received: Params, memory: Tree | None = None) -> Local:
     return Local(received, task.transform.init(received), jnp.zeros((), task.dtype), memory or {})
 
 
-def _pass(task: Task, stage: str, value: Tree, memory: Tree, at: Callable[[int], At]) -> tuple[Tree, Tree]:
+def _pass(task: Task, stage: str, value: Tree, memory: Tree, at: Callable[[int], StageContext]) -> tuple[Tree, Tree]:
     """A value through all defences that fill in a stage, with the memory of those that have one."""
     for place, defense in enumerate(task.defenses):
         if not defense.fills(stage):
@@ -121,7 +122,7 @@ def _pass(task: Task, stage: str, value: Tree, memory: Tree, at: Callable[[int],
     return value, memory
 
 
-def step_keys(task: Task, now: Now, number: Array | int) -> Draws:
+def step_keys(task: Task, now: RoundContext, number: Array | int) -> Draws:
     """The keys of all that one local iteration draws."""
     wanted: list[tuple[str, int]] = []
     wanted += [("example", place) for place, _ in enumerate(filters(task.defenses, "example"))]
@@ -137,7 +138,7 @@ def step(
     y: Array,
     mask: Array,
     number: Array | int,
-    now: Now,
+    now: RoundContext,
     seen: Seen = NOTHING,
     draws: Draws | None = None,
 ) -> Local:
@@ -152,7 +153,14 @@ def step(
 
 
 def _moved(
-    task: Task, local: Local, total: Tree, loss: Array, divisor: Array, now: Now, draws: Draws, seen: Seen = NOTHING
+    task: Task,
+    local: Local,
+    total: Tree,
+    loss: Array,
+    divisor: Array,
+    now: RoundContext,
+    draws: Draws,
+    seen: Seen = NOTHING,
 ) -> Local:
     """The state after a step whose example gradients, filtered, add up to `total`, and its losses to `loss`."""
     at = lambda place: _at(task, now, draws[f"batch-noise/{place}"], divisor)  # noqa: E731
@@ -173,7 +181,7 @@ def batch_divisor(task: Task, mask: Array) -> Array:
 
 
 def batch_gradient(
-    task: Task, params: Params, x: Array, y: Array, mask: Array, now: Now, draws: Draws, seen: Seen
+    task: Task, params: Params, x: Array, y: Array, mask: Array, now: RoundContext, draws: Draws, seen: Seen
 ) -> tuple[Tree, Array]:
     """The sum of the batch's example gradients after the stages `example`, and the sum of its losses.
 
@@ -200,17 +208,19 @@ def one_pass(task: Task) -> bool:
     stages = [d for d in task.defenses if d.fills("example")]
     if not stages:
         return True
-    anywhere = At(task.setting, keys.root(0), keys.root(0), 0, task.setting.lr)  # a bound is there always or never
+    anywhere = StageContext(
+        task.setting, keys.root(0), keys.root(0), 0, task.setting.lr
+    )  # a bound is there always or never
     return len(stages) == 1 and can_fuse(task.model) and stages[0].example_bound(anywhere) is not None
 
 
-def in_parts(task: Task) -> bool:
+def in_microbatches(task: Task) -> bool:
     """Whether batches may be cut into parts: one pass does each, and nothing is drawn for the whole batch at once."""
     return one_pass(task) and not _draws(task.model) and not task.open_examples
 
 
 def _clipped_sum(
-    task: Task, params: Params, x: Array, y: Array, mask: Array, divisor: Array, now: Now, draws: Draws
+    task: Task, params: Params, x: Array, y: Array, mask: Array, divisor: Array, now: RoundContext, draws: Draws
 ) -> tuple[Tree, Array]:
     """The sum of the example gradients, clipped where somebody clips, and the sum of their losses, in one pass."""
     stage = next((d for d in task.defenses if d.fills("example")), None)
@@ -230,7 +240,7 @@ def _clipped_sum(
     return total, loss
 
 
-def _noised(task: Task, total: Tree, loss: Array, divisor: Array, now: Now, draws: Draws) -> Tree:
+def _noised(task: Task, total: Tree, loss: Array, divisor: Array, now: RoundContext, draws: Draws) -> Tree:
     """A step's clipped sum, of examples with this loss, with the noise of the stage `example`."""
     stage = next((d for d in task.defenses if d.fills("example")), None)
     if stage is None:
@@ -249,7 +259,7 @@ def _one_by_one(
     mask: Array,
     rng: Array | None,
     stages: list[Defense],
-    points: list[At],
+    points: list[StageContext],
     seen: Seen,
 ) -> tuple[Tree, Array]:
     """The obvious way: every example's gradient, every stage in order, then the sum."""
@@ -279,7 +289,9 @@ def can_fuse(model: Model) -> bool:
     return isinstance(model, Net) and model.clips_in_one_pass
 
 
-def end(task: Task, sent: Params, received: Params, local: Local, now: Now, seen: Seen = NOTHING) -> tuple[Tree, Tree]:
+def end(
+    task: Task, sent: Params, received: Params, local: Local, now: RoundContext, seen: Seen = NOTHING
+) -> tuple[Tree, Tree]:
     """The client's message, as a difference to `sent`, the model at the server; and its new memory.
 
     FedSGD sends the update (local minus received model), FedAvg the local model. Either enters the sum as a difference
@@ -298,7 +310,15 @@ def end(task: Task, sent: Params, received: Params, local: Local, now: Now, seen
 
 
 def whole(
-    task: Task, sent: Params, x: Array, y: Array, index: Array, mask: Array, steps: Array, memory: Tree, now: Now
+    task: Task,
+    sent: Params,
+    x: Array,
+    y: Array,
+    index: Array,
+    mask: Array,
+    steps: Array,
+    memory: Tree,
+    now: RoundContext,
 ) -> tuple[Tree, Array, Tree]:
     """All of one client's round: gathers each batch from the dataset and scans over the steps.
 
@@ -317,7 +337,7 @@ def received_on(
     mask: Array,
     steps: Array,
     memory: Tree,
-    now: Now,
+    now: RoundContext,
 ) -> tuple[Tree, Array, Tree]:
     """One client's round from the model it has received on: what a deployed node computes."""
 
@@ -334,7 +354,7 @@ def received_on(
     return message, local.loss / jnp.maximum(steps, 1), memory
 
 
-def whole_in_parts(
+def whole_in_microbatches(
     task: Task,
     sent: Params,
     x: Array,
@@ -345,7 +365,7 @@ def whole_in_parts(
     last: Array,
     steps: Array,
     memory: Tree,
-    now: Now,
+    now: RoundContext,
 ) -> tuple[Tree, Array, Tree]:
     """`whole` with batches in parts (`rounds.parts`): `index`, `mask` [parts, width], `number`, `last` [parts].
 
@@ -391,7 +411,7 @@ def watched(
     mask: Array,
     count: Array,
     memory: Tree,
-    now: Now,
+    now: RoundContext,
 ) -> dict[str, Tree]:
     """One client's round of `count` steps with taps open; `example` and `batch` at the named steps alone.
 
@@ -447,5 +467,5 @@ def _draws(model: Model) -> bool:
     return isinstance(model, Net) and model.random
 
 
-def _at(task: Task, now: Now, key: Array, divisor: Array | float = 1.0) -> At:
-    return At(task.setting, key, now.shared, now.round, now.lr, divisor)
+def _at(task: Task, now: RoundContext, key: Array, divisor: Array | float = 1.0) -> StageContext:
+    return StageContext(task.setting, key, now.shared, now.round, now.lr, divisor)

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedveil.core import keys
+from fedveil.core.stage import StageContext
 from fedveil.data.dataset import Dataset
 from fedveil.data.partition import Partition
-from fedveil.defenses.base import At
 from fedveil.models.layers import Array, Params
 from fedveil.models.net import Model
-from fedveil.rounds import client as client_part
-from fedveil.rounds import plan
-from fedveil.rounds.client import Task
+from fedveil.simulation import client as client_part
+from fedveil.simulation import sampling
+from fedveil.simulation.client import Task
 
 Tree = Any
 Batches = tuple[Array, Array, Array]  # index, mask, steps
@@ -36,7 +36,7 @@ class FederationContext:
     task: Task  # without defences
     dataset: Dataset
     partition: Partition
-    law: plan.BatchLaw
+    law: sampling.BatchSampling
     draws: keys.Draws
 
     @property
@@ -52,11 +52,11 @@ class FederationContext:
         after = task.setting.rounds  # the number of a round that training never reaches
         key, lr = keys.round_key(self.draws.root(), after), jnp.asarray(task.setting.lr, task.dtype)
         chunk = min(CHUNK, partition.clients)
-        widths = plan.batch_widths(self.law, partition, chunk * task.setting.local_steps)
+        widths = sampling.batch_widths(self.law, partition, chunk * task.setting.local_steps)
         x, y = jnp.asarray(self.dataset.train.x), jnp.asarray(self.dataset.train.y)
 
         def one(data: tuple[Array, Array], key: Array, batches: Batches, c: Array, rows: Array, present: Array) -> Tree:
-            now = client_part.Now(keys.client_key(key, c, 0), keys.shared_key(key), after, lr)
+            now = client_part.RoundContext(keys.client_key(key, c, 0), keys.shared_key(key), after, lr)
             update, _, _ = client_part.whole(task, params, *data, *batches, {}, now)
             trained = jax.tree.map(jnp.add, params, update)
             seen = data[0][rows].astype(task.dtype) * jnp.asarray(task.scale, task.dtype)
@@ -69,8 +69,8 @@ class FederationContext:
         for first in range(0, partition.clients, chunk):
             ids = np.arange(first, first + chunk) % partition.clients  # the last chunk is filled up, and cut below
             nobody = np.zeros(chunk, np.int64)
-            cohort = plan.Cohort(ids, nobody, nobody.astype(bool), chunk, 0)
-            drawn = plan.draw_batches(self.law, partition, self.draws, after, cohort, widths)
+            cohort = sampling.Cohort(ids, nobody, nobody.astype(bool), chunk, 0)
+            drawn = sampling.draw_batches(self.law, partition, self.draws, after, cohort, widths)
             rows, present = self._local_rows(ids)
             found.append(together((x, y), key, (drawn.index, drawn.mask, drawn.steps), ids, rows, present))
         return jax.tree.map(lambda *parts: jnp.concatenate(parts)[: partition.clients], *found)
@@ -85,7 +85,7 @@ class FederationContext:
             rows[place, : len(taken)], present[place, : len(taken)] = taken, True
         return rows, present
 
-    def public_epoch(self, params: Params, at: At) -> Params:
+    def public_epoch(self, params: Params, at: StageContext) -> Params:
         """One epoch over the public set, in a fresh order, by the local optimiser and its learning rate."""
         public = self.dataset.public
         assert public is not None
@@ -97,7 +97,7 @@ class FederationContext:
         order = jnp.resize(jax.random.permutation(order_key, count), (steps * size,)).reshape(steps, size)
         mask = (jnp.arange(steps * size) < count).reshape(steps, size)
         x, y = jnp.asarray(public.x), jnp.asarray(public.y)
-        now = client_part.Now(step_key, at.shared, at.round, at.lr)
+        now = client_part.RoundContext(step_key, at.shared, at.round, at.lr)
 
         def step(local: Any, inputs: Any) -> Any:
             number, rows, present = inputs

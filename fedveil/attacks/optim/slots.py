@@ -50,7 +50,7 @@ class StopRules:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Lanes:
+class Slots:
     """Where each attack stands."""
 
     z: Array  # [attacks, size] the point to evaluate next
@@ -85,10 +85,10 @@ class Optimizer(Protocol):
 
     def empty(self, attacks: int, size: int, dtype: Any) -> Tree: ...
     def forget(self, memory: Tree, which: Array) -> Tree: ...
-    def ended(self, lanes: Lanes, seen: Seen) -> Array: ...
-    def strays(self, lanes: Lanes, seen: Seen) -> Array: ...
+    def ended(self, slots: Slots, seen: Seen) -> Array: ...
+    def diverged(self, slots: Slots, seen: Seen) -> Array: ...
     def rests(self, seen: Seen) -> Array: ...
-    def move(self, lanes: Lanes, seen: Seen, moving: Array) -> tuple[Array, Tree, Array, Array]: ...
+    def move(self, slots: Slots, seen: Seen, moving: Array) -> tuple[Array, Tree, Array, Array]: ...
 
 
 def stop_rules(settings: Settings, attacks: int, dtype: Any) -> StopRules:
@@ -100,11 +100,11 @@ def stop_rules(settings: Settings, attacks: int, dtype: Any) -> StopRules:
     )
 
 
-def begin(optimizer: Optimizer, z: Array, rules: StopRules, room: int) -> Lanes:
+def begin(optimizer: Optimizer, z: Array, rules: StopRules, room: int) -> Slots:
     """Lanes at their starts z [attacks, size], with room for the trace of one iteration less."""
     attacks, dtype = z.shape[0], z.dtype
     count, infinite = jnp.zeros(attacks, jnp.int32), jnp.full(attacks, jnp.inf, dtype)
-    return Lanes(
+    return Slots(
         z=z,
         memory=optimizer.empty(attacks, z.shape[1], dtype),
         rules=rules,
@@ -124,100 +124,100 @@ def begin(optimizer: Optimizer, z: Array, rules: StopRules, room: int) -> Lanes:
     )
 
 
-def play(optimizer: Optimizer, look: Callable[[Array], Seen], lanes: Lanes) -> Lanes:
+def play(optimizer: Optimizer, look: Callable[[Array], Seen], slots: Slots) -> Slots:
     """One evaluation in every running lane, and the step that follows from it."""
-    seen = look(lanes.z)
-    running = lanes.status == RUNNING
+    seen = look(slots.z)
+    running = slots.status == RUNNING
     finite = jnp.isfinite(seen.value) & jnp.isfinite(seen.slope).all(axis=1)
-    lanes = replace(lanes, evaluations=lanes.evaluations + running)
-    lanes = _keep_best(lanes, seen, running & finite)
+    slots = replace(slots, evaluations=slots.evaluations + running)
+    slots = _keep_best(slots, seen, running & finite)
 
     # An iteration may end early; the same evaluation then opens the next one.
-    over = running & finite & (lanes.inner > 0) & optimizer.ended(lanes, seen)
-    lanes = replace(lanes, iteration=lanes.iteration + over, inner=jnp.where(over, 0, lanes.inner))
-    opens = running & finite & (lanes.inner == 0)
-    lanes = _mark(_write_trace(lanes, seen, opens), opens)
-    strayed = opens & optimizer.strays(lanes, seen) & (lanes.rescues < RESCUES)
-    lanes = replace(lanes, began=jnp.where(opens & jnp.isinf(lanes.began), seen.value, lanes.began))
-    lanes, moving = _end(optimizer, lanes, seen, opens & ~strayed, running & finite & ~strayed)
-    z, memory, stuck, closes = optimizer.move(lanes, seen, moving)
-    lanes = _stall(replace(lanes, memory=memory), seen, moving & stuck)
+    over = running & finite & (slots.inner > 0) & optimizer.ended(slots, seen)
+    slots = replace(slots, iteration=slots.iteration + over, inner=jnp.where(over, 0, slots.inner))
+    opens = running & finite & (slots.inner == 0)
+    slots = _mark(_write_trace(slots, seen, opens), opens)
+    diverged = opens & optimizer.diverged(slots, seen) & (slots.rescues < RESCUES)
+    slots = replace(slots, began=jnp.where(opens & jnp.isinf(slots.began), seen.value, slots.began))
+    slots, moving = _end(optimizer, slots, seen, opens & ~diverged, running & finite & ~diverged)
+    z, memory, stuck, closes = optimizer.move(slots, seen, moving)
+    slots = _stall(replace(slots, memory=memory), seen, moving & stuck)
     moved = moving & ~stuck
-    lanes = replace(
-        lanes,
-        z=jnp.where(moved[:, None], z, lanes.z),
-        made=lanes.made + moved,
-        inner=jnp.where(moved, jnp.where(closes, 0, lanes.inner + 1), lanes.inner),
-        iteration=lanes.iteration + (moved & closes),
+    slots = replace(
+        slots,
+        z=jnp.where(moved[:, None], z, slots.z),
+        made=slots.made + moved,
+        inner=jnp.where(moved, jnp.where(closes, 0, slots.inner + 1), slots.inner),
+        iteration=slots.iteration + (moved & closes),
     )
-    return _rescue(optimizer, lanes, seen, running, finite, strayed)
+    return _rescue(optimizer, slots, seen, running, finite, diverged)
 
 
-def _keep_best(lanes: Lanes, seen: Seen, counts: Array) -> Lanes:
-    better = counts & (seen.value < lanes.best_value)
+def _keep_best(slots: Slots, seen: Seen, counts: Array) -> Slots:
+    better = counts & (seen.value < slots.best_value)
     return replace(
-        lanes,
-        best=jnp.where(better[:, None], lanes.z, lanes.best),
-        best_value=jnp.where(better, seen.value, lanes.best_value),
-        best_distance=jnp.where(better, seen.distance, lanes.best_distance),
+        slots,
+        best=jnp.where(better[:, None], slots.z, slots.best),
+        best_value=jnp.where(better, seen.value, slots.best_value),
+        best_distance=jnp.where(better, seen.distance, slots.best_distance),
     )
 
 
-def _write_trace(lanes: Lanes, seen: Seen, opens: Array) -> Lanes:
-    rows, last = jnp.arange(lanes.z.shape[0]), lanes.trace.shape[1] - 1
-    at = jnp.minimum(lanes.iteration, last)
-    value = jnp.where(opens, seen.distance, lanes.trace[rows, at])
-    return replace(lanes, trace=lanes.trace.at[rows, at].set(value))
+def _write_trace(slots: Slots, seen: Seen, opens: Array) -> Slots:
+    rows, last = jnp.arange(slots.z.shape[0]), slots.trace.shape[1] - 1
+    at = jnp.minimum(slots.iteration, last)
+    value = jnp.where(opens, seen.distance, slots.trace[rows, at])
+    return replace(slots, trace=slots.trace.at[rows, at].set(value))
 
 
-def _mark(lanes: Lanes, opens: Array) -> Lanes:
-    onward = opens & (lanes.best_value < PROGRESS * lanes.mark)
+def _mark(slots: Slots, opens: Array) -> Slots:
+    onward = opens & (slots.best_value < PROGRESS * slots.mark)
     return replace(
-        lanes,
-        mark=jnp.where(onward, lanes.best_value, lanes.mark),
-        marked=jnp.where(onward, lanes.iteration, lanes.marked),
+        slots,
+        mark=jnp.where(onward, slots.best_value, slots.mark),
+        marked=jnp.where(onward, slots.iteration, slots.marked),
     )
 
 
-def _end(optimizer: Optimizer, lanes: Lanes, seen: Seen, opens: Array, running: Array) -> tuple[Lanes, Array]:
+def _end(optimizer: Optimizer, slots: Slots, seen: Seen, opens: Array, running: Array) -> tuple[Slots, Array]:
     """The stop rules, looked at when an iteration opens. Returns which lanes go on."""
-    status = lanes.status
+    status = slots.status
 
     def end(condition: Array, ending: int) -> None:
         nonlocal status
         status = jnp.where(opens & (status == RUNNING) & condition, ending, status)
 
-    end(seen.distance <= lanes.rules.distance, STOPPED)
+    end(seen.distance <= slots.rules.distance, STOPPED)
     end(optimizer.rests(seen), CONVERGED)
-    end(lanes.iteration >= lanes.rules.iterations, SPENT)
-    end(lanes.iteration - lanes.marked >= lanes.rules.plateau, PLATEAU)
-    return replace(lanes, status=status), running & (status == RUNNING)
+    end(slots.iteration >= slots.rules.iterations, SPENT)
+    end(slots.iteration - slots.marked >= slots.rules.plateau, PLATEAU)
+    return replace(slots, status=status), running & (status == RUNNING)
 
 
-def _stall(lanes: Lanes, seen: Seen, stalled: Array) -> Lanes:
+def _stall(slots: Slots, seen: Seen, stalled: Array) -> Slots:
     """The end of lanes whose optimiser finds no way down, which closes their iteration."""
-    lanes = replace(lanes, iteration=lanes.iteration + (stalled & (lanes.inner > 0)))
-    lanes = _write_trace(lanes, seen, stalled)
-    ending = jnp.where(seen.distance <= lanes.rules.distance, STOPPED, STALLED)
-    return replace(lanes, status=jnp.where(stalled, ending, lanes.status))
+    slots = replace(slots, iteration=slots.iteration + (stalled & (slots.inner > 0)))
+    slots = _write_trace(slots, seen, stalled)
+    ending = jnp.where(seen.distance <= slots.rules.distance, STOPPED, STALLED)
+    return replace(slots, status=jnp.where(stalled, ending, slots.status))
 
 
-def _rescue(optimizer: Optimizer, lanes: Lanes, seen: Seen, running: Array, finite: Array, strayed: Array) -> Lanes:
+def _rescue(optimizer: Optimizer, slots: Slots, seen: Seen, running: Array, finite: Array, diverged: Array) -> Slots:
     """Back to the best point for lanes that diverged."""
-    at_rest = (lanes.status == CONVERGED) | (lanes.status == STALLED)
-    worse = running & finite & at_rest & (seen.value > lanes.best_value + jnp.abs(lanes.best_value))
+    at_rest = (slots.status == CONVERGED) | (slots.status == STALLED)
+    worse = running & finite & at_rest & (seen.value > slots.best_value + jnp.abs(slots.best_value))
     broken = running & ~finite
-    possible = jnp.isfinite(lanes.best_value) & (lanes.rescues < RESCUES)
-    back = (broken | worse | strayed) & possible
-    status = jnp.where(broken & ~possible, FAILED, lanes.status)
+    possible = jnp.isfinite(slots.best_value) & (slots.rescues < RESCUES)
+    back = (broken | worse | diverged) & possible
+    status = jnp.where(broken & ~possible, FAILED, slots.status)
     return replace(
-        lanes,
-        z=jnp.where(back[:, None], lanes.best, lanes.z),
-        memory=optimizer.forget(lanes.memory, back),
-        made=jnp.where(back, 0, lanes.made),
-        inner=jnp.where(back, 0, lanes.inner),
+        slots,
+        z=jnp.where(back[:, None], slots.best, slots.z),
+        memory=optimizer.forget(slots.memory, back),
+        made=jnp.where(back, 0, slots.made),
+        inner=jnp.where(back, 0, slots.inner),
         # A rescue costs an iteration, so that an attack which breaks again and again comes to an end.
-        iteration=lanes.iteration + back,
+        iteration=slots.iteration + back,
         status=jnp.where(back, RUNNING, status),
-        rescues=lanes.rescues + back,
+        rescues=slots.rescues + back,
     )

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedveil
-from fedveil.assemble import prepare
 from fedveil.bench import round as bench
 from fedveil.config import from_dict
 from fedveil.core.keys import Draws
 from fedveil.data.partition import Partition
-from fedveil.rounds import client, parts, plan
+from fedveil.federation import prepare
+from fedveil.simulation import client, microbatches, sampling
 
 
 def partition_of(sizes):
@@ -23,7 +23,7 @@ def partition_of(sizes):
 
 def cohort_of(clients):
     clients = np.asarray(clients)
-    return plan.Cohort(clients, np.zeros_like(clients), np.zeros(len(clients), bool), len(clients), 0)
+    return sampling.Cohort(clients, np.zeros_like(clients), np.zeros(len(clients), bool), len(clients), 0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -35,11 +35,13 @@ def cohort_of(clients):
     seed=st.integers(0, 1000),
 )
 def test_parts_hold_exactly_the_batches(sizes, batch, steps, width, seed):
-    law, partition = plan.BatchLaw("poisson", batch, steps, None), partition_of(sizes)
+    law, partition = sampling.BatchSampling("poisson", batch, steps, None), partition_of(sizes)
     cohort = cohort_of(range(len(sizes)))
-    found = parts.draw_parts(law, partition, Draws(seed), 3, cohort, parts.Cut(width, steps * 40))
+    found = microbatches.draw_microbatches(
+        law, partition, Draws(seed), 3, cohort, microbatches.Shape(width, steps * 40)
+    )
     for place, c in enumerate(cohort.clients):
-        whole = plan.client_batches(law, Draws(seed), 3, int(c), 0, sizes[c])
+        whole = sampling.client_batches(law, Draws(seed), 3, int(c), 0, sizes[c])
         assert found.steps[place] == steps and found.last[place].sum() == steps
         for step, positions in enumerate(whole):
             # Parts after the last one are empty and end no step; they are counted to step 0.
@@ -52,9 +54,13 @@ def test_parts_hold_exactly_the_batches(sizes, batch, steps, width, seed):
 
 
 def test_too_many_parts_are_told():
-    law, partition = plan.BatchLaw("poisson", 10, 4, None), partition_of([30, 30])
-    needed = [sum(max(1, len(b)) for b in plan.client_batches(law, Draws(0), 0, c, 0, 30)) for c in (0, 1)]
-    fits = lambda count: parts.draw_parts(law, partition, Draws(0), 0, cohort_of([0, 1]), parts.Cut(1, count))  # noqa: E731
+    law, partition = sampling.BatchSampling("poisson", 10, 4, None), partition_of([30, 30])
+    needed = [sum(max(1, len(b)) for b in sampling.client_batches(law, Draws(0), 0, c, 0, 30)) for c in (0, 1)]
+
+    def fits(count):
+        shape = microbatches.Shape(1, count)
+        return microbatches.draw_microbatches(law, partition, Draws(0), 0, cohort_of([0, 1]), shape)
+
     assert fits(max(needed) - 1) is None and fits(max(needed)) is not None
 
 
@@ -63,18 +69,18 @@ def test_as_many_parts_as_are_needed_and_hardly_more(size, batch, width, steps):
     rng = np.random.default_rng(1)
     drawn = rng.binomial(size, batch / size, size=(20_000, steps))
     needed = np.maximum(1, -(-drawn // width)).sum(axis=1)
-    count = parts._parts_needed(size, batch / size, width, steps, clients=1)
+    count = microbatches._parts_needed(size, batch / size, width, steps, clients=1)
     assert (needed > count).mean() <= 0.0135  # 0.01 and four deviations of its estimate
     assert (needed > count - 1).mean() > 0.006
 
 
 def test_the_cut_is_cheaper_than_whole_batches_or_none_is_made():
     partition = partition_of([500] * 3)
-    poisson = plan.BatchLaw("poisson", 5, 100, None)
-    cut = parts.best_cut(poisson, partition, 100, 5, 17, extra=2.0)
+    poisson = sampling.BatchSampling("poisson", 5, 100, None)
+    cut = microbatches.best_shape(poisson, partition, 100, 5, 17, extra=2.0)
     assert cut.count * (cut.width + 2.0) < 0.7 * 100 * 19
-    assert parts.best_cut(plan.BatchLaw("shuffle", 5, 100, None), partition, 100, 5, 5, 2.0) is None
-    assert parts.best_cut(plan.BatchLaw("poisson", 100, 1, None), partition, 1, 5, 145, 2.0) is None
+    assert microbatches.best_shape(sampling.BatchSampling("shuffle", 5, 100, None), partition, 100, 5, 5, 2.0) is None
+    assert microbatches.best_shape(sampling.BatchSampling("poisson", 100, 1, None), partition, 1, 5, 145, 2.0) is None
 
 
 # --- the same model
@@ -100,7 +106,7 @@ def test_clients_that_make_fewer_steps_end_earlier():
         for engine in ("vectorised", "reference")
     )
     assert cut.task.ragged_steps and slow.cut is None
-    cut.cut = parts.Cut(3, 4 * cut.task.setting.local_steps)
+    cut.cut = microbatches.Shape(3, 4 * cut.task.setting.local_steps)
     for a, b in zip(jax.tree.leaves(model_after(cut, 1)), jax.tree.leaves(model_after(slow, 1)), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-8)
 
@@ -127,7 +133,7 @@ def model_after(simulator, rounds=2):
 def test_the_model_is_that_of_whole_batches(defense, train):
     """The noise is no small part of it: a draw too many or too few would show."""
     cut, slow = simulator_of(defense, **train), simulator_of(defense, "reference", **train)
-    cut.cut = parts.Cut(2, 40)
+    cut.cut = microbatches.Shape(2, 40)
     for a, b in zip(jax.tree.leaves(model_after(cut)), jax.tree.leaves(model_after(slow)), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-8)
 
@@ -146,7 +152,7 @@ def test_a_round_that_needs_more_parts_is_computed_whole():
     defense = {"name": "fed-cdp", "clip": 0.5, "noise": 0.1}
     cut = simulator_of(defense)
     usual = model_after(cut, 1)
-    cut.cut = parts.Cut(2, 8)
+    cut.cut = microbatches.Shape(2, 8)
     for a, b in zip(jax.tree.leaves(usual), jax.tree.leaves(model_after(cut, 1)), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-8)
 
@@ -163,4 +169,4 @@ def test_a_round_that_needs_more_parts_is_computed_whole():
 def test_batches_stay_whole_where_they_are_looked_at_as_a_whole(defense, model, batching):
     simulator = simulator_of(defense, model=model, batching=batching)
     assert simulator.cut is None
-    assert batching == "shuffle" or not client.in_parts(simulator.task)
+    assert batching == "shuffle" or not client.in_microbatches(simulator.task)

@@ -13,8 +13,8 @@ import numpy as np
 from fedveil.attacks import gradients
 from fedveil.attacks.catalog import Settings
 from fedveil.attacks.observe import Observation
-from fedveil.attacks.reconstruct import passes, regularise
-from fedveil.attacks.reconstruct.distance import DISTANCES, squared
+from fedveil.attacks.reconstruction import passes, regularise
+from fedveil.attacks.reconstruction.distance import DISTANCES, squared
 from fedveil.core.errors import ConfigError
 from fedveil.models.layers import Array, Params, Shape
 from fedveil.models.net import Model, Net

@@ -14,7 +14,7 @@ from fedveil.core.errors import ConfigError, unknown_name
 
 
 @dataclass(frozen=True)
-class Seat:
+class Adversary:
     """One seat: what is seen from it, and the taps at which that is."""
 
     name: str
@@ -22,16 +22,18 @@ class Seat:
     taps: tuple[str, ...]  # the first is the one taken where none is named
 
 
-SEATS: dict[str, Seat] = {
+ADVERSARIES: dict[str, Adversary] = {
     seat.name: seat
     for seat in (
-        Seat("passive-local", "a client that looks at its own model after training on its own data", ("broadcast",)),
-        Seat(
+        Adversary(
+            "passive-local", "a client that looks at its own model after training on its own data", ("broadcast",)
+        ),
+        Adversary(
             "passive-global",
             "whoever has the model that goes out: as published, or as a client receives it",
             ("release", "broadcast"),
         ),
-        Seat(
+        Adversary(
             "active",
             "whoever has got hold of what the victim sends: at the server, or on its machine",
             ("server", "client"),
@@ -61,17 +63,17 @@ class Inference:
     @property
     def stands_at(self) -> str:
         """The tap that is watched."""
-        return self.tap or SEATS[self.seat].taps[0]
+        return self.tap or ADVERSARIES[self.seat].taps[0]
 
     def check(self) -> None:
         """Refuses a seat from which this attack has nothing to work on, and says what is missing."""
         info = INFERENCE[self.name]
-        if self.seat not in SEATS:
-            raise unknown_name("attack.seat", self.seat, SEATS)
+        if self.seat not in ADVERSARIES:
+            raise unknown_name("attack.seat", self.seat, ADVERSARIES)
         if self.seat not in info.seats:
             takes = f"{self.name} needs {info.needs}: sit at {' or '.join(info.seats)}"
             raise ConfigError("attack.seat", self.seat, takes)
-        taps = tuple(tap for tap in SEATS[self.seat].taps if tap in info.taps)
+        taps = tuple(tap for tap in ADVERSARIES[self.seat].taps if tap in info.taps)
         if self.tap is not None and self.tap not in taps:
             takes = f"{self.name} from the seat {self.seat} needs {info.needs}, which is seen at {' or '.join(taps)}"
             raise ConfigError("attack.tap", self.tap, takes)

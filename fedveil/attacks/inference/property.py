@@ -19,7 +19,7 @@ TAKES = "takes class:N, or column:NAME of attribute data, the property to look f
 
 
 @dataclass(frozen=True)
-class Trait:
+class Property:
     """One property."""
 
     name: str
@@ -58,7 +58,7 @@ def _some(rng: np.random.Generator, places: np.ndarray, count: int) -> np.ndarra
     return rng.choice(places, count, replace=count > len(places)) if count else places[:0]
 
 
-def parse(text: str | None, dataset: Dataset) -> Trait:
+def parse(text: str | None, dataset: Dataset) -> Property:
     """The trait that `attack.trait` names."""
     kind, colon, value = (text or "").partition(":")
     if text is None or not colon or kind not in ("class", "column"):
@@ -66,10 +66,10 @@ def parse(text: str | None, dataset: Dataset) -> Trait:
     if kind == "class":
         if not value.isdecimal() or int(value) >= dataset.classes:
             raise ConfigError("attack.trait", text, f"takes class:0 to class:{dataset.classes - 1} here")
-        return Trait(text, label=int(value))
+        return Property(text, label=int(value))
     known = [dataset.feature_names[place] for start, stop in dataset.groups for place in range(start, stop)]
     if not known:
         raise ConfigError("attack.trait", text, f"{dataset.name} has no yes-or-no columns with names: takes class:N")
     if value not in known:
         raise ConfigError("attack.trait", text, "names no yes-or-no column; " + did_you_mean(value, known))
-    return Trait(text, column=dataset.feature_names.index(value))
+    return Property(text, column=dataset.feature_names.index(value))

@@ -17,7 +17,7 @@ import numpy as np
 from fedveil.core.keys import Draws
 from fedveil.core.lazy import Lazy
 from fedveil.data.partition import Partition
-from fedveil.rounds import plan
+from fedveil.simulation import sampling
 
 special: Any = Lazy("scipy.special")
 
@@ -26,7 +26,7 @@ WORTH = 0.85  # of the cost of whole batches
 
 
 @dataclass(frozen=True)
-class Cut:
+class Shape:
     """Places of a part, and parts that a client has in a round."""
 
     width: int
@@ -34,7 +34,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Parts:
+class Microbatches:
     """The batches of some clients in parts."""
 
     index: np.ndarray  # [clients, parts, width] int32, rows of the dataset
@@ -44,9 +44,9 @@ class Parts:
     steps: np.ndarray  # [clients] int32, steps that this client makes
 
 
-def best_cut(
-    law: plan.BatchLaw, partition: Partition, steps: int, clients: int, whole: int, extra: float
-) -> Cut | None:
+def best_shape(
+    law: sampling.BatchSampling, partition: Partition, steps: int, clients: int, whole: int, extra: float
+) -> Shape | None:
     """The cut that costs least, None where whole batches of width `whole` cost no more.
 
     A part costs its width and `extra`: what noise and update cost, in examples. `clients` are computed at a time.
@@ -59,7 +59,7 @@ def best_cut(
     for width in range(1, whole):
         count = _parts_needed(largest, rate, width, steps, clients)
         if count * (width + extra) < least:
-            best, least = Cut(width, count), count * (width + extra)
+            best, least = Shape(width, count), count * (width + extra)
     return best
 
 
@@ -75,16 +75,16 @@ def _parts_needed(size: int, rate: float, width: int, steps: int, clients: int) 
     return steps + int(np.argmax(clients * beyond <= SELDOM))
 
 
-def draw_parts(
-    law: plan.BatchLaw, partition: Partition, draws: Draws, round_: int, cohort: plan.Cohort, cut: Cut
-) -> Parts | None:
-    """The batches that `plan.draw_batches` gives, in parts; None where some client needs more parts than there are."""
+def draw_microbatches(
+    law: sampling.BatchSampling, partition: Partition, draws: Draws, round_: int, cohort: sampling.Cohort, cut: Shape
+) -> Microbatches | None:
+    """The batches that `sampling.draw_batches` gives, in parts; None where some client needs more parts than there are."""
     shape = (len(cohort.clients), cut.count)
     index, mask = np.zeros((*shape, cut.width), np.int32), np.zeros((*shape, cut.width), bool)
     step, last, steps = np.zeros(shape, np.int32), np.zeros(shape, bool), np.zeros(shape[0], np.int32)
     for row, (client, occurrence) in enumerate(zip(cohort.clients, cohort.occurrence, strict=True)):
         rows = partition.client(int(client))
-        positions, counts = plan.draw_positions(law, draws, round_, int(client), int(occurrence), len(rows))
+        positions, counts = sampling.draw_positions(law, draws, round_, int(client), int(occurrence), len(rows))
         each = np.maximum(1, -(-counts // cut.width))  # an empty batch is a step, too
         total = int(each.sum())
         if total > cut.count:
@@ -95,4 +95,4 @@ def draw_parts(
         mask[row, :total] = filled
         index[row, :total][filled] = rows[positions]
         step[row, :total], last[row, :total], steps[row] = own, place == each[own] - 1, len(counts)
-    return Parts(index, mask, step, last, steps)
+    return Microbatches(index, mask, step, last, steps)

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedveil.attacks.reconstruct.lanes import Lanes, Seen
+from fedveil.attacks.optim.slots import Seen, Slots
 from fedveil.models.layers import Array
-from fedveil.rounds.client import OPTIMIZERS
+from fedveil.simulation.client import OPTIMIZERS
 
 Tree = Any
 DECAY_AT = (3 / 8, 5 / 8, 7 / 8)  # shares of the iterations after which `decay` takes a tenth of the step length
@@ -41,24 +41,24 @@ class FirstOrder:
     def rests(self, seen: Seen) -> Array:
         return jnp.abs(seen.slope).max(axis=1) == 0
 
-    def ended(self, lanes: Lanes, seen: Seen) -> Array:
+    def ended(self, slots: Slots, seen: Seen) -> Array:
         return jnp.zeros(seen.value.shape, bool)  # every step closes its iteration
 
-    def strays(self, lanes: Lanes, seen: Seen) -> Array:
+    def diverged(self, slots: Slots, seen: Seen) -> Array:
         return jnp.zeros(seen.value.shape, bool)  # steps of a set length may well climb for a while
 
-    def move(self, lanes: Lanes, seen: Seen, moving: Array) -> tuple[Array, Tree, Array, Array]:
+    def move(self, slots: Slots, seen: Seen, moving: Array) -> tuple[Array, Tree, Array, Array]:
         slope = jnp.sign(seen.slope) if self.signed else seen.slope
-        step, memory = jax.vmap(OPTIMIZERS[self.name]().update)(slope, lanes.memory)
-        z = lanes.z - (self._length(lanes) * step.T).T.astype(lanes.z.dtype)
+        step, memory = jax.vmap(OPTIMIZERS[self.name]().update)(slope, slots.memory)
+        z = slots.z - (self._length(slots) * step.T).T.astype(slots.z.dtype)
         if self.box is not None:
             z = z.at[:, : self.content].set(jnp.clip(z[:, : self.content], *self.box))
-        return z, _choose(moving, memory, lanes.memory), jnp.zeros_like(moving), jnp.ones_like(moving)
+        return z, _choose(moving, memory, slots.memory), jnp.zeros_like(moving), jnp.ones_like(moving)
 
-    def _length(self, lanes: Lanes) -> Array:
-        length = self.lr * 0.1**lanes.rescues
+    def _length(self, slots: Slots) -> Array:
+        length = self.lr * 0.1**slots.rescues
         if self.decay:
-            share = (lanes.iteration + 1) / lanes.rules.iterations
+            share = (slots.iteration + 1) / slots.rules.iterations
             for at in DECAY_AT:
                 length = jnp.where(share > at, 0.1 * length, length)
         return length

@@ -1,0 +1,324 @@
+"""From a config to a plan, which an account needs, and to a federation, which can be run.
+
+`plan` needs no JAX, and no data where the sizes are known: accounts are quick and do not wait for downloads. `prepare`
+loads the data and builds model, defences and simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedveil.accounting import calibrate
+from fedveil.accounting.transcript import Transcript, planned
+from fedveil.config import Config, resolve
+from fedveil.core.errors import ConfigError
+from fedveil.core.keys import Draws
+from fedveil.core.setting import Setting
+from fedveil.data.catalog import DATASETS
+from fedveil.data.dataset import Dataset
+from fedveil.data.load import load
+from fedveil.data.partition import Partition, make_partition
+from fedveil.data.split import cut_share
+from fedveil.defenses.base import Defense
+from fedveil.defenses.catalog import make_all
+from fedveil.models.build import Choices, build
+from fedveil.models.net import Model, Net
+from fedveil.simulation.sampling import BatchSampling, client_weights
+
+if TYPE_CHECKING:
+    from fedveil.simulation.client import Task
+    from fedveil.simulation.simulator import Simulator
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an account needs of a run: no data, no training."""
+
+    config: Config
+    defenses: tuple[Defense, ...]
+    setting: Setting
+
+    def transcript(self, rounds: int | None = None) -> Transcript:
+        """The transcript of its rounds, or of another number of them, before any has happened."""
+        return planned(self.defenses, self.setting, self.setting.rounds if rounds is None else rounds)
+
+
+# Partitions whose sizes and copies do not depend on which example has which label.
+LABEL_FREE = ("iid", "shards", "copies", "quantity")
+
+
+def plan(config: Config) -> Plan:
+    """The setting of a config, without its data where the sizes are known: accounts do not wait for downloads."""
+    config = resolve(config)
+    data = config.data
+    info = DATASETS[data.name]
+    examples = info.train_size(data.split)
+    if examples is not None and data.partition in LABEL_FREE and not data.label_sets:
+        shape, classes, labels = info.shape, info.classes, np.arange(examples) % info.classes
+    else:
+        dataset = load_data(config, 0.0)
+        shape, classes, labels = dataset.shape, dataset.classes, dataset.train.y
+    partition = partition_of(config, labels, classes)
+    setting = make_setting(
+        config, partition, batch_sampling(config, partition), build_model(config, shape, classes), len(labels)
+    )
+    return Plan(config, checked_defenses(config, setting), setting)
+
+
+def partition_of(config: Config, labels: np.ndarray, classes: int) -> Partition:
+    data = config.data
+    return make_partition(
+        data.partition or "shards",
+        labels,
+        clients=data.clients,
+        per_client=data.per_client,
+        classes_per_client=data.classes_per_client or 2,
+        alpha=data.alpha,
+        seed=config.train.seed,
+        classes=classes,
+        label_sets=data.label_sets,
+    )
+
+
+def load_data(config: Config, share: float) -> Dataset:
+    data = config.data
+    return load(
+        data.name,
+        dir=data.dir,
+        split=data.split,
+        min_images=data.min_images,
+        size=data.size,
+        file=data.file,
+        public=share,
+        features=data.features,
+    )
+
+
+def batch_sampling(config: Config, partition: Partition) -> BatchSampling:
+    train = config.train
+    assert train.batch is not None
+    largest = int(partition.length.max())
+    if train.batch > largest:
+        takes = f"the largest client holds {largest} examples: lower train.batch or raise data.per_client"
+        raise ConfigError("train.batch", train.batch, takes)
+    return BatchSampling(train.batching, train.batch, train.local_steps, train.local_epochs)
+
+
+def build_model(config: Config, shape: tuple[int, ...], classes: int) -> Model:
+    """The network of `[model]`."""
+    chosen = config.model
+    choices = Choices(
+        chosen.activation,
+        chosen.init or "default",
+        chosen.dropout,
+        tuple(chosen.hidden),
+        chosen.pooling,
+        chosen.channels,
+    )
+    return build(chosen.name or "cnn", shape, classes, choices)
+
+
+def checked_defenses(config: Config, setting: Setting) -> tuple[Defense, ...]:
+    """The defences, each checked against the setting."""
+    defenses = make_all(config.defense)
+    for defense in defenses:
+        defense.check(setting)
+        if defense.stateful and setting.sampling == "with-replacement":
+            takes = f"{defense.name} remembers each client, so a client cannot take part twice in a round: use fixed"
+            raise ConfigError("train.sampling", setting.sampling, takes)
+    return defenses
+
+
+def make_setting(config: Config, partition: Partition, law: BatchSampling, model: Model, examples: int) -> Setting:
+    """What the defences and the ledger may know of a run."""
+    train = config.train
+    assert train.batch is not None and train.per_round is not None and train.rounds is not None
+    sizes = tuple((int(n), law.steps_for(int(n))) for n in np.unique(partition.length))
+    weights = client_weights(train.weights, partition)
+    return Setting(
+        clients=config.data.clients,
+        per_round=train.per_round,
+        rounds=train.rounds,
+        batch=train.batch,
+        local_steps=max(steps for _, steps in sizes),
+        sampling=train.sampling,
+        batching=train.batching,
+        aggregation=train.aggregation,
+        weights=train.weights,
+        secure_aggregation=train.secure_aggregation,
+        lr=train.lr or 1.0,
+        optimizer=train.optimizer,
+        max_weight=float(weights.max()),
+        smallest=sizes[0][0],
+        layers=_layers(model),
+        dropout=train.dropout,
+        late=train.late,
+        plain_server=train.server_lr == 1.0 and train.server_momentum == 0.0,
+        min_weight=float(weights.min()),
+        sizes=sizes,
+        copies=partition.copies(),
+        examples=examples,
+        lr_end=train.lr_end,
+        max_share=_largest_share(weights, train.per_round, train.sampling),
+        secret_draws=train.noise_seed is None,
+    )
+
+
+def _largest_share(weights: np.ndarray, per_round: int, sampling: str) -> float:
+    """The largest share of one client's message in a round's mean: the heaviest client among the lightest others."""
+    ordered = np.sort(weights)
+    if sampling != "fixed" or len(ordered) < per_round:
+        return float(ordered[-1] / per_round)
+    return float(ordered[-1] / (ordered[-1] + ordered[: per_round - 1].sum()))
+
+
+def _layers(model: Model) -> int:
+    """Layers with parameters; a network of ours says so itself, of others the shapes are worked out."""
+    if isinstance(model, Net):
+        return len(model.named)
+    import jax
+
+    return len(jax.eval_shape(model.init, jax.random.key(0)))
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A resolved config and what was made from it."""
+
+    config: Config
+    dataset: Dataset
+    partition: Partition
+    simulator: Simulator
+    rounds: int  # to make: those of the config, or as many as its privacy budget allows
+    stops: str = ""  # why these are fewer than the config's
+    own_model: bool = False  # the caller's own network: the config's [model] does not describe it
+
+
+def prepare(
+    config: Config,
+    *,
+    dataset: Dataset | None = None,
+    model: Model | None = None,
+    trainable: bool = True,
+    partition: Partition | None = None,
+    draws: Draws | None = None,
+) -> Federation:
+    """Loads the data and builds everything a run needs; all errors of usage come from here, before anything is written.
+
+    A caller's own dataset or model takes the place of the named one; its own partition that of the config, where clients
+    hold their data themselves. `trainable` false: for attacks on the first round, pictures too few to train on will do.
+    `draws`: those of a run that is resumed or attacked; by default `train.noise_seed`, or a new secret.
+    """
+    from fedveil.simulation.context import FederationContext
+    from fedveil.simulation.server import ServerRule
+    from fedveil.simulation.simulator import Faults, Schedule, Simulator
+
+    config = resolve(config, trainable=trainable)
+    data = config.data
+    share = max(defense.public_share(data.name) for defense in make_all(config.defense))
+    if dataset is None:
+        dataset = load_data(config, share)
+    elif share and dataset.public is None:
+        dataset = _with_public(dataset, share)
+    if partition is None:
+        partition = partition_of(config, dataset.train.y, dataset.classes)
+    law = batch_sampling(config, partition)
+    task = _task(config, dataset, partition, law, model)
+    draws = draws or Draws.of(config.train.noise_seed)
+    context = FederationContext(replace(task, defenses=()), dataset, partition, law, draws)
+    task = replace(task, defenses=tuple(defense.prepare(context) for defense in task.defenses))
+    train, speed = config.train, config.speed
+    assert train.lr is not None and train.lr_end is not None and train.rounds is not None
+    simulator = Simulator(
+        task,
+        ServerRule(train.server_lr, train.server_momentum, keeps_late=train.late > 0),
+        dataset,
+        partition,
+        law,
+        Schedule(train.lr, train.lr_end, train.rounds),
+        seed=train.seed,
+        draws=draws,
+        faults=Faults(train.dropout, train.late),
+        engine=speed.engine,
+        chunk=None if speed.chunk == "auto" else speed.chunk,
+    )
+    rounds, stops = affordable_rounds(config, task.defenses, task.setting)
+    return Federation(config, dataset, partition, simulator, rounds, stops, own_model=model is not None)
+
+
+def affordable_rounds(config: Config, defenses: Sequence[Defense], setting: Setting) -> tuple[int, str]:
+    """The rounds to make: those of the config, or as many as its budget allows; and if fewer, why.
+
+    The account depends on the rounds and on nothing that happens in them, so it is settled before the first one, and a run
+    that is resumed stops where the undisturbed one does.
+    """
+    budget = config.train.budget
+    if budget is None:
+        return setting.rounds, ""
+    goal = calibrate.Goal(budget.epsilon, budget.delta, budget.tap, budget.unit)
+    try:
+        rounds = calibrate.rounds_for(defenses, setting, goal, most=setting.rounds)
+    except ConfigError as error:
+        raise ConfigError("train.budget", budget.model_dump(), error.takes) from None
+    kept = f"ε = {budget.epsilon:g} at δ = {budget.delta:g}, tap {budget.tap}, unit {budget.unit}"
+    if rounds == 0:
+        takes = f"one round alone exceeds {kept}: more noise, or a larger ε"
+        raise ConfigError("train.budget", budget.model_dump(), takes)
+    if rounds == setting.rounds:
+        return rounds, ""
+    return rounds, f"budget: round {rounds + 1} of {setting.rounds} would exceed {kept}"
+
+
+def _with_public(dataset: Dataset, share: float) -> Dataset:
+    """A caller's own dataset with a public set for the server, cut from the test part wherever that is."""
+    if dataset.test is not None:
+        public, rest = cut_share(dataset.test, share)
+        return replace(dataset, public=public, test=rest)
+    public, rest = cut_share(dataset.held_out, share)
+    return replace(dataset, public=public, held_out=rest)
+
+
+def _task(config: Config, dataset: Dataset, partition: Partition, law: BatchSampling, model: Model | None) -> Task:
+    from fedveil.simulation.client import Task
+
+    train = config.train
+    if model is None:
+        model = build_model(config, dataset.shape, dataset.classes)
+    else:
+        _check_model(model, dataset)
+    setting = make_setting(config, partition, law, model, len(dataset.train))
+    defenses = checked_defenses(config, setting)
+    return Task(
+        model=model,
+        setting=setting,
+        optimizer=train.optimizer,
+        defenses=defenses,
+        scale=dataset.scale,
+        dtype=config.speed.precision,
+        ragged_steps=len({steps for _, steps in setting.sizes}) > 1,
+        half=_half(config),
+    )
+
+
+def _half(config: Config) -> bool:
+    """Whether training rounds patches to bfloat16: if asked for, or left open on a graphics card."""
+    if config.speed.products == "auto":
+        import jax
+
+        return config.speed.precision == "float32" and jax.default_backend() == "gpu"
+    return config.speed.products == "bfloat16"
+
+
+def _check_model(model: Model, dataset: Dataset) -> None:
+    """A caller's own model must give one logit for each class."""
+    import jax
+
+    one = np.zeros((1, *dataset.shape), np.float32)
+    logits = jax.eval_shape(lambda key, x: model.apply(model.init(key), x), jax.random.key(0), one)
+    if logits.shape != (1, dataset.classes):
+        takes = f"for a batch of one it must give logits of shape (1, {dataset.classes}), one for each class"
+        raise ConfigError("model", logits.shape, takes)
