@@ -123,8 +123,8 @@ def _kind(kind: Any) -> str:
 
 
 def _limit(constraint: Any) -> str:
-    words = {"ge": "from {}", "gt": "above {}", "le": "to {}", "lt": "below {}"}
-    words |= {"min_length": "at least {} of them", "max_length": "at most {} of them"}
+    words = {"ge": "at least {}", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
+    words |= {"min_length": "entries: at least {}", "max_length": "entries: at most {}"}
     found = [(name, getattr(constraint, name, None)) for name in words]
     return ", ".join(words[name].format(value) for name, value in found if value is not None)
 
