@@ -124,7 +124,7 @@ def _kind(kind: Any) -> str:
 
 def _limit(constraint: Any) -> str:
     words = {"ge": "at least {}", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
-    words |= {"min_length": "entries: at least {}", "max_length": "entries: at most {}"}
+    words |= {"min_length": "length at least {}", "max_length": "length at most {}"}
     found = [(name, getattr(constraint, name, None)) for name in words]
     return ", ".join(words[name].format(value) for name, value in found if value is not None)
 
