@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
+import tomli_w
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -29,8 +31,8 @@ from fedveil.attacks.catalog import settings as attack_settings
 from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
 from fedveil.core.taps import TAPS
 from fedveil.core.validation import one_line
-from fedveil.data.catalog import DATASETS
 from fedveil.data.partition import PARTITIONS
+from fedveil.data.registry import DATASETS
 from fedveil.data.split import SPLITS
 from fedveil.defenses.catalog import make_all, resolved
 from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS
@@ -42,8 +44,8 @@ SMALLEST_SCATTERED = 16  # pixels: smaller images have hardly any windows of fou
 CHUNK_TAKES = "takes 'auto' or a whole number of clients, 1 or more"
 
 # Keys that take one of a table of names; checked apart from types, so that the error can say "did you mean".
-NAMES: dict[str, tuple[str, ...]] = {
-    "data.name": tuple(DATASETS),
+NAMES: dict[str, Collection[str]] = {
+    "data.name": DATASETS.keys(),  # a view, which shows datasets that are registered later
     "data.partition": tuple(PARTITIONS),
     "data.split": tuple(SPLITS),
     "data.features": ("raw", "scatter"),
@@ -332,7 +334,7 @@ def from_dict(document: dict[str, Any]) -> Config:
     for key, known in NAMES.items():
         section, name = key.split(".")
         value = (document.get(section) or {}).get(name)
-        if value is not None and value not in known:
+        if value is not None and value not in tuple(known):
             raise unknown_name(key, value, known)
     try:
         config = Config.model_validate(document)
@@ -505,26 +507,9 @@ def _refuse_unread(section: str, given: Section, read: tuple[str, ...], keys: tu
 
 
 def to_toml(config: Config) -> str:
-    """The config as TOML that `load` reads back; unset keys are left out."""
-    lines: list[str] = []
-    for name in SECTIONS:
-        section = getattr(config, name)
-        if name != "attack" or section != AttackConfig():  # a training need not speak of attacks
-            lines += [f"[{name}]", *_toml_items(section.model_dump()), ""]
-    for defense in config.defense:
-        lines += ["[[defense]]", *_toml_items(defense), ""]
-    return "\n".join(lines)
-
-
-def _toml_items(items: dict[str, Any]) -> list[str]:
-    return [f"{key} = {_toml(value)}" for key, value in items.items() if value is not None]
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(_toml_items(value)) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
-    if isinstance(value, bool | str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # DEL, which TOML wants escaped
-    return repr(value)
+    """The config as TOML that `load` reads back equal. Unset keys are left out, and an `[attack]` that sets nothing."""
+    document = config.model_dump(include={*SECTIONS}, exclude_none=True)
+    if config.attack == AttackConfig():
+        del document["attack"]
+    defenses = [{key: value for key, value in one.items() if value is not None} for one in config.defense]
+    return tomli_w.dumps(document | {"defense": defenses})

@@ -18,10 +18,10 @@ from fedveil.config import Config, resolve
 from fedveil.core.errors import ConfigError
 from fedveil.core.keys import Draws
 from fedveil.core.setting import Setting
-from fedveil.data.catalog import DATASETS
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
-from fedveil.data.partition import Partition, make_partition
+from fedveil.data.partition import Partition, PartitionSettings, make_partition
+from fedveil.data.registry import DATASETS
 from fedveil.data.split import cut_share
 from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import make_all
@@ -71,17 +71,16 @@ def plan(config: Config) -> Plan:
 
 def partition_of(config: Config, labels: np.ndarray, classes: int) -> Partition:
     data = config.data
-    return make_partition(
-        data.partition or "shards",
-        labels,
+    settings = PartitionSettings(
         clients=data.clients,
         per_client=data.per_client,
         classes_per_client=data.classes_per_client or 2,
         alpha=data.alpha,
-        seed=config.train.seed,
-        classes=classes,
         label_sets=data.label_sets,
+        classes=classes,
+        seed=config.train.seed,
     )
+    return make_partition(data.partition or "shards", labels, settings)
 
 
 def load_data(config: Config, share: float) -> Dataset:

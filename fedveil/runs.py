@@ -6,6 +6,7 @@
 | `run.json` | versions, device, dataset note, status, result |
 | `metrics.jsonl` | one line per round |
 | `checkpoint.npz` | parameters, server state and round, replaced atomically |
+| `model.safetensors` | the final parameters by name, `layer/w`, written when the run ends |
 | `secret.key` | the secret that cohorts, batches and noise come from, readable by its owner alone; never to be published |
 """
 
@@ -114,6 +115,10 @@ class RunFolder:
         return self.path / "checkpoint.npz"
 
     @property
+    def model(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
     def secret(self) -> Path:
         return self.path / "secret.key"
 
@@ -135,7 +140,8 @@ class RunFolder:
 
     def clear_leftovers(self) -> None:
         """Removes what a killed process was writing: files that never got their name."""
-        for name in ("config.toml", "run.json", self.metrics.name, self.checkpoint.name, self.secret.name):
+        names = ("config.toml", "run.json", self.metrics.name, self.checkpoint.name, self.model.name, self.secret.name)
+        for name in names:
             for left in self.path.glob(f".{name}.????????"):
                 left.unlink(missing_ok=True)
 

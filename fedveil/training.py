@@ -15,8 +15,9 @@ from fedveil.accounting import ledger, transcript
 from fedveil.config import load, to_toml
 from fedveil.core.errors import Interrupted, RunError
 from fedveil.federation import Federation, prepare
+from fedveil.models.files import parameters_as_bytes
 from fedveil.models.layers import Params
-from fedveil.runs import RunFolder, environment, write_text
+from fedveil.runs import RunFolder, environment, write_atomic, write_text
 from fedveil.simulation.server import ServerState
 from fedveil.simulation.simulator import RoundReport
 
@@ -248,5 +249,7 @@ class _Training:
         )
         if self.run is not None:
             with self.run.writing():
+                content = parameters_as_bytes(state.params)
+                write_atomic(self.run.model, lambda file: file.write(content))
                 self.run.write_info(status="done", rounds_done=rounds, result=result.as_dict())
         return result

@@ -88,9 +88,9 @@ def a_card() -> contextlib.AbstractContextManager[object]:
 @pytest.fixture
 def no_data(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A machine that holds no fetched dataset."""
-    from fedveil.data import sources
+    from fedveil.data import files
 
     monkeypatch.setenv("FEDVEIL_DATA", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    monkeypatch.setattr(sources, "SYSTEM_FOLDERS", ())
+    monkeypatch.setattr(files, "SYSTEM_FOLDERS", ())
     yield

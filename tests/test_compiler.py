@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import round as bench
 from fedveil import api, compiler
-from fedveil.bench import round as bench
 from fedveil.models import pooling
 from fedveil.models.build import build
 from fedveil.models.layers import Conv, Pool

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fedveil.config import BATCHINGS, NAMES, SAMPLINGS, Budget, Config, from_dict, load, resolve, to_toml
 from fedveil.core.errors import ConfigError
-from fedveil.data.catalog import DATASETS
 from fedveil.data.partition import PARTITIONS
+from fedveil.data.registry import DATASETS
 from fedveil.models.catalog import MODELS
 
 # --- writing and reading back ------------------------------------------------------------------------------------
@@ -24,7 +24,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
 def names(key):
-    return st.sampled_from(NAMES[key])
+    return st.sampled_from(list(NAMES[key]))
 
 
 def section(**keys):
@@ -132,7 +132,7 @@ def test_a_file_reads_back_the_same(tmp_path):
 
 
 def test_control_characters_are_escaped():
-    config = from_dict({"data": {"dir": "a\x7fb"}})
+    config = from_dict({"data": {"dir": "a\x7fb\x00\n\\\u2028\U0001f600"}})
     assert from_dict(tomllib.loads(to_toml(config))) == config
 
 

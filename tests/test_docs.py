@@ -13,6 +13,7 @@ import typer
 
 from fedveil import config
 from fedveil.cli.main import _optional_resume, app
+from fedveil.data.registry import DATASETS
 from fedveil.defenses import catalog
 
 ROOT = Path(__file__).parents[1]
@@ -80,8 +81,17 @@ def test_toml_examples_are_configs(text):
     config.resolve(config.from_dict(tomllib.loads(text)))
 
 
+@pytest.fixture
+def no_new_datasets():
+    """Forgets the datasets that an example registers."""
+    known = dict(DATASETS)
+    yield
+    DATASETS.clear()
+    DATASETS.update(known)
+
+
 @pytest.mark.parametrize("text", examples("python"))
-def test_python_examples_run(text, tmp_path, monkeypatch, capsys):
+def test_python_examples_run(text, tmp_path, monkeypatch, capsys, no_new_datasets):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(catalog, "DEFENSES", dict(catalog.DEFENSES))  # an example may register a defence
     exec(compile(text, "example", "exec", dont_inherit=True), {"__name__": "example"})

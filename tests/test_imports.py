@@ -33,7 +33,6 @@ LAYERS = (
     ("audit", "deploy"),
     ("lab",),
     ("recipes",),
-    ("bench",),
     ("cli",),
     ("__main__",),
 )
@@ -88,3 +87,39 @@ def test_an_upward_import_is_seen(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text(source)
     assert set(imported(tmp_path / "one.py", known)) == {"cli.show", "deploy.node", "lab.app"}
     assert all(level(name) > level("core.taps") for name in imported(tmp_path / "one.py", known))
+
+
+def names_benchmarks(source: str) -> bool:
+    """Whether a source imports `benchmarks`, or names one of its modules in a string as `import_module` takes it."""
+    for node in ast.walk(ast.parse(source)):
+        found: list[str] = []
+        if isinstance(node, ast.ImportFrom):
+            found = [node.module or ""]
+        elif isinstance(node, ast.Import):
+            found = [name.name for name in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value.strip():
+            found = [node.value]
+        if any(name.split(".")[0] == "benchmarks" for name in found):
+            return True
+    return False
+
+
+def test_only_the_bench_command_names_the_benchmarks() -> None:
+    """The package works without the folder `benchmarks`, which is not in the wheel."""
+    users = {name for name, path in modules().items() if names_benchmarks(path.read_text(encoding="utf-8"))}
+    assert users == {"cli.bench"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import benchmarks",
+        "import benchmarks.rows as rows",
+        "from benchmarks.peers import opacus",
+        "import_module('benchmarks.round')",
+        "import_module(f'benchmarks.{suite}')",
+    ],
+)
+def test_every_way_to_name_the_benchmarks_is_seen(source: str) -> None:
+    assert names_benchmarks(source)
+    assert not names_benchmarks(source.replace("benchmarks", "measurements"))

@@ -344,8 +344,9 @@ def test_what_a_killed_process_was_writing_is_cleared_away(federation, undisturb
     path = tmp_path / "run"
     shutil.copytree(undisturbed, path)
     (path / ".checkpoint.npz.a1b2c3d4").write_bytes(b"PK half of a checkpoint")
+    (path / ".model.safetensors.a1b2c3d4").write_bytes(b"half of a model")
     train(federation, RunFolder.open(path))
-    names = ["checkpoint.npz", "config.toml", "metrics.jsonl", "run.json", "transcript.jsonl"]
+    names = ["checkpoint.npz", "config.toml", "metrics.jsonl", "model.safetensors", "run.json", "transcript.jsonl"]
     assert sorted(p.name for p in path.iterdir()) == names
 
 

@@ -223,7 +223,10 @@ def correlation_p_value(one: np.ndarray, other: np.ndarray, law: str) -> float:
 
 
 def clopper_pearson(count: np.ndarray | float, trials: int, alpha: float) -> np.ndarray:
-    """The upper bound on a rate of which `count` in `trials` were seen; too small with probability at most `alpha`."""
+    """Upper bounds on rates from `count` events in `trials`, each too small with probability at most `alpha`.
+
+    By the beta quantile, for all counts at once: `scipy.stats.binomtest` takes one count at a time.
+    """
     count = np.asarray(count, float)
     bound = special.betaincinv(count + 1.0, np.maximum(trials - count, 1e-9), 1.0 - alpha)
     return np.where(count >= trials, 1.0, bound)

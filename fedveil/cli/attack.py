@@ -11,7 +11,7 @@ from fedveil.cli import show
 from fedveil.config import Config, for_attack, load, resolve, to_toml
 from fedveil.core.errors import ConfigError
 from fedveil.core.keys import Draws
-from fedveil.data.catalog import DATASETS
+from fedveil.data.registry import DATASETS
 
 KEPT_STEPS = (1, 5, 20, 100)  # iterations of which pictures are kept beside the result
 

@@ -6,13 +6,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fedveil.cli import show
-from fedveil.core.errors import RunError, unknown_name
-from fedveil.data import sources
-from fedveil.data.catalog import DATASETS
+from fedveil.core.errors import RunError
+from fedveil.data import files
+from fedveil.data.fetch import get
+from fedveil.data.info import DatasetInfo
+from fedveil.data.registry import DATASETS, dataset_named
 
 
 def run_list(json: bool) -> None:
-    """Each dataset with what is known of it, and whether its files are here."""
+    """Prints each dataset, and whether its files are here."""
     entries = []
     for info in DATASETS.values():
         entries.append(
@@ -22,7 +24,7 @@ def run_list(json: bool) -> None:
                 "keys": list(info.keys),
                 "shape": list(info.shape),
                 "classes": info.classes,
-                "status": _status(info.name),
+                "status": _status(info),
                 "note": info.note,
             }
         )
@@ -33,20 +35,19 @@ def run_list(json: bool) -> None:
         show.print_table("datasets", columns, [[entry[c] for c in columns] for entry in entries])
 
 
-def _status(name: str) -> str:
-    """One word for all files of a dataset; here only presence is looked at, `check` reads the files."""
-    info = DATASETS[name]
+def _status(info: DatasetInfo) -> str:
+    """One word for all files of a dataset. Only their presence counts: `check` reads them."""
     if not info.files:
-        return "own file" if name == "file" else "embedded"
-    present = [sources.find(name, file.name) is not None for file in info.files]
+        return "own file" if "file" in info.keys else "embedded"
+    present = [files.find(info, file.name) is not None for file in info.files]
     return "here" if all(present) else "fetch" if info.needs_fetch else "missing"
 
 
 def run_get(names: list[str], dir: str | None, json: bool) -> None:
     """Fetches the named datasets, or all that have a source."""
-    names = _checked(names) or [info.name for info in DATASETS.values() if info.needs_fetch]
+    infos = _named(names) or [info for info in DATASETS.values() if info.needs_fetch]
     target = Path(dir).expanduser() if dir else None
-    fetched = {name: sources.get(name, target, show.note) for name in names}
+    fetched = {info.name: get(info, target, show.note) for info in infos}
     if json:
         show.print_json([{"name": name, "files": [str(p) for p in paths]} for name, paths in fetched.items()])
     else:
@@ -54,8 +55,8 @@ def run_get(names: list[str], dir: str | None, json: bool) -> None:
 
 
 def run_check(names: list[str], dir: str | None, json: bool) -> None:
-    """Reads every file and compares digests; fails where a file is damaged."""
-    found = [status for name in _checked(names) or list(DATASETS) for status in sources.check(name, dir)]
+    """Reads every file and compares its digest; fails if one is damaged."""
+    found = [status for info in _named(names) or DATASETS.values() for status in files.check(info, dir)]
     if json:
         show.print_json([asdict(status) for status in found])
     else:
@@ -66,8 +67,5 @@ def run_check(names: list[str], dir: str | None, json: bool) -> None:
         raise RunError(f"{damaged[0].dataset}: {damaged[0].detail}")
 
 
-def _checked(names: list[str]) -> list[str]:
-    for name in names:
-        if name not in DATASETS:
-            raise unknown_name("data.name", name, DATASETS)
-    return names
+def _named(names: list[str]) -> list[DatasetInfo]:
+    return [dataset_named(name) for name in names]

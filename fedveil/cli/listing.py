@@ -11,7 +11,7 @@ Entry = dict[str, object]
 
 
 def _datasets() -> list[Entry]:
-    from fedveil.data.catalog import DATASETS
+    from fedveil.data.registry import DATASETS
 
     return [{"name": i.name, "summary": i.summary, "keys": list(i.keys)} for i in DATASETS.values()]
 

@@ -240,18 +240,18 @@ def bench(
     suite: Annotated[
         str,
         typer.Argument(
-            help="round: the cost of privacy per local iteration; attack: a batch of attacks against one at a time; "
-            "shadows: a batch of shadow federations against one alone; ledger: accounts against dp_accounting; "
-            "roofline: training against the machine's own rates; growth: cost against sizes; start: cold starts."
+            help="round: the cost of privacy per local iteration; attack: attacks in a batch against one at a time; "
+            "shadows: shadow federations in a batch against one alone; ledger: ε against dp_accounting; "
+            "roofline: training against the machine's measured rates; growth: cost against size; start: cold starts."
         ),
     ] = "round",
-    repeats: Annotated[int, typer.Option("--repeats", min=3, max=1000, help="Turns of each side.")] = 7,
+    repeats: Annotated[int, typer.Option("--repeats", min=3, max=1000, help="Timed turns of each side.")] = 7,
     out: Annotated[
-        str | None, typer.Option("--out", help="Also write the rows here, one JSON document a line.")
+        str | None, typer.Option("--out", help="Also write the rows to this file, one JSON document per line.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure speed, side by side in one run."""
+    """Measure speed against other libraries, side by side in one run (needs a source checkout)."""
     from fedveil.cli.bench import run_bench
 
     run_bench(suite, repeats, json, out)

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.core.errors import ConfigError, DataError, FedveilError
+from fedveil.core.errors import DataError, FedveilError
 from fedveil.data.dataset import Dataset, Part, check_arrays
 from fedveil.data.split import Raw, split_dataset
-
-_KEYS = ("x", "y", "x_test", "y_test")
 
 
 def from_arrays(
@@ -22,7 +20,7 @@ def from_arrays(
     classes: int | None = None,
     name: str = "arrays",
 ) -> Dataset:
-    """A dataset from arrays; without a test part a quarter is held out, by a fixed seed."""
+    """A dataset from arrays. Without a test part, a quarter is held out by a fixed seed."""
     return split_dataset(raw_arrays(x, y, x_test, y_test, classes, name))
 
 
@@ -35,7 +33,7 @@ def raw_arrays(
     name: str = "arrays",
     where: str | None = None,
 ) -> Raw:
-    """The same, checked but not yet split. Errors begin with `where` the arrays are from, or with their name."""
+    """A dataset from arrays, checked but not split. Errors begin with `where`, by default with the name."""
     where = where or name
     train = check_arrays(x, y, where)
     test = None
@@ -55,7 +53,7 @@ def _describe(part: Part) -> str:
 
 
 def _classes(train: Part, test: Part | None, classes: int | None, where: str) -> int:
-    """The number of classes: as given, or up to the greatest label."""
+    """The number of classes: as given, or the largest label and one."""
     seen = 1 + max(int(train.y.max()), int(test.y.max()) if test is not None else 0)
     if classes is None:
         return max(2, seen)
@@ -64,25 +62,15 @@ def _classes(train: Part, test: Part | None, classes: int | None, where: str) ->
     return classes
 
 
-def load_file(file: str | None) -> Raw:
-    """The arrays x, y and optionally x_test, y_test of the .npz file that `data.file` names."""
-    if not file:
-        raise ConfigError("data.file", file, "data.name 'file' takes here the path of an .npz file with arrays x and y")
-    path = Path(file).expanduser()
-    found = read_arrays(path, _KEYS, "data.file")
-    where = f"data.file: {path}"
-    return raw_arrays(found["x"], found["y"], found.get("x_test"), found.get("y_test"), name=path.stem, where=where)
-
-
 def read_arrays(path: Path, wanted: tuple[str, ...], key: str) -> dict[str, np.ndarray]:
-    """Those of the wanted arrays that an .npz file holds, x and y at least; `key` names what gave the path."""
+    """The wanted arrays that an .npz file holds, at least x and y. `key` is the config key or option that gave the path."""
     if not path.is_file():
         raise DataError(f"{key}: there is no file {path}; give the path of an .npz file with arrays x and y")
     try:
         found, names = _read(path, wanted, key)
     except FedveilError:
         raise
-    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds, by where the archive is damaged
+    except Exception as error:  # zipfile, zlib and numpy raise many kinds of errors for a damaged archive
         raise _unreadable(path, _reason(error), key) from error
     if "x" not in found or "y" not in found:
         held = ", ".join(names) or "none"
@@ -95,23 +83,23 @@ def _listed(wanted: tuple[str, ...]) -> str:
 
 
 def _read(path: Path, wanted: tuple[str, ...], key: str) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Our arrays of an .npz file, and the names of all that it holds."""
+    """The wanted arrays of an .npz file, and the names of all its arrays."""
     with path.open("rb") as file:
         if file.read(6) == b"\x93NUMPY":
             raise DataError(f"{key}: {path} holds one array; save it as .npz with x and y")
         if not zipfile.is_zipfile(file):
             raise _unreadable(path, "not a zip archive, or cut short", key)
-    # Pickled objects could run code when read: plain arrays only.
+    # Only plain arrays: pickled objects could run code when they are read.
     with np.load(path, allow_pickle=False) as arrays:
         found = {name: arrays[name] for name in wanted if name in arrays}
         for name, value in found.items():
-            if not isinstance(value, np.ndarray):  # a member that is no array comes as its bytes
+            if not isinstance(value, np.ndarray):  # numpy returns other members as bytes
                 raise _unreadable(path, f"{name} is no array", key)
         return found, list(arrays)
 
 
 def _reason(error: Exception) -> str:
-    """Why a file cannot be read; numpy's advice on pickles is left out, for following it could run code."""
+    """Why a file cannot be read, without numpy's advice to allow pickles, which could run code."""
     if "allow_pickle" in str(error):
         return "it holds Python objects"
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""What a dataset is once loaded: arrays in memory, split, with what the round and the bench need to know of them."""
+"""A loaded dataset: arrays in memory, split for federated training, with the names of classes and features."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from fedveil.core.errors import DataError
 from fedveil.data.pixels import scale_of
 
-MOST_CLASSES = 100_000  # a label beyond this is a slip (an id, a time), and a model of that width would fill the memory
+MOST_CLASSES = 100_000  # a larger label is probably an id or a time, and a model of that width would fill the memory
 
 
 @dataclass(frozen=True)
 class Part:
-    """Examples and labels that belong together."""
+    """Examples and their labels."""
 
     x: np.ndarray  # [n, ...] uint8 images (NHWC) or float32
     y: np.ndarray  # [n] int32
@@ -30,9 +30,9 @@ class Part:
 class Dataset:
     """A dataset split for federated training.
 
-    `train` is what clients hold, `held_out` what accuracy is measured on and `held_out_name` says whether that is the
-    papers' `validation` or the `test` part. `test` is the publisher's own test part where there is one and it is not
-    already `held_out`; a server's public set is drawn from the test part.
+    Clients hold `train`. Accuracy is measured on `held_out`, which `held_out_name` calls `validation` or `test`. `test` is
+    the publisher's test part, if it exists and is not already `held_out`. The server's public set is drawn from the test
+    part.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Dataset:
     groups: tuple[tuple[int, int], ...] = ()  # one-hot columns of attribute data, [start, stop)
     feature_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
-    note: str = ""  # what a reader must know: a re-split, assumed scaling constants
+    note: str = ""  # caveats for readers of results: a re-split, assumed scaling constants
     extras: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -55,12 +55,12 @@ class Dataset:
 
     @property
     def scale(self) -> float:
-        """Factor that brings stored values to the model's scale: uint8 pixels to [0, 1]."""
+        """The factor from stored values to the model's scale: uint8 pixels to [0, 1]."""
         return scale_of(self.train.x)
 
 
 def check_arrays(x: np.ndarray, y: np.ndarray, where: str) -> Part:
-    """User-given arrays, checked: shapes agree, labels are 0, 1, ..., values are finite."""
+    """A user's arrays after checks: shapes agree, labels are 0, 1, ..., values are finite."""
     x, y = np.asarray(x), np.asarray(y)
     if x.ndim < 2 or x.size == 0:
         takes = "give at least one example with at least one feature, shape [n, ...features]"
@@ -85,7 +85,7 @@ def check_arrays(x: np.ndarray, y: np.ndarray, where: str) -> Part:
 
 
 def _as_float32(x: np.ndarray, where: str) -> np.ndarray:
-    with np.errstate(over="ignore"):  # what overflows is infinite then, and refused below
+    with np.errstate(over="ignore"):  # an overflow gives infinity, which is refused below
         cast = x.astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(cast).reshape(len(cast), -1).all(axis=1))
     if len(bad):

@@ -1,17 +1,19 @@
-"""Who holds what: ways to hand a training set out to clients.
+"""Partitions: ways to distribute a training set over clients.
 
-A partition is one flat index table and each client's range in it, so that clients may be ragged and may share examples.
-Every draw comes from a generator keyed by (seed, partition), so that the same config always makes the same clients.
+A partition is one flat index table and the range of each client in it, so that clients may differ in size and may share
+examples. Every draw comes from a generator keyed by (seed, partition), so that one config always makes the same clients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedveil.core.errors import ConfigError, unknown_name
+
+_LABEL_SETS = 0x736574  # the purpose of draws for label sets; partitions use their index in the table
 
 GROUPS_DISJOINT = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9)) + tuple((label,) for label in range(10))
 GROUPS_OVERLAP = ((0, 1, 2, 3), (2, 3, 4, 5), (4, 5, 6, 7), (6, 7, 8, 9), (8, 9, 0, 1))
@@ -38,8 +40,8 @@ class Partition:
         return self.order[self.start[i] : self.start[i] + self.length[i]]
 
     def copies(self) -> int:
-        """The most clients that hold one and the same example: an account per distinct image has to count them all."""
-        # Ranges may overlap (`copies` shares one range), so count first how many clients read each place of the table.
+        """The largest number of clients that hold the same example. An account per distinct image counts them all."""
+        # Ranges may overlap (`copies` shares one range), so first count the clients that read each entry of the table.
         edges = np.zeros(len(self.order) + 1, np.int64)
         np.add.at(edges, self.start, 1)
         np.add.at(edges, self.start + self.length, -1)
@@ -48,25 +50,43 @@ class Partition:
 
 
 @dataclass(frozen=True)
+class PartitionSettings:
+    """The keys of `[data]` that partitions read, and the seed. A partition ignores keys that it does not read."""
+
+    clients: int
+    per_client: int | None = None
+    classes_per_client: int = 2
+    alpha: float = 0.5
+    label_sets: Sequence[Sequence[int]] | None = None  # the first clients hold only these classes
+    classes: int | None = None  # None: the largest label and one
+    seed: int = 0
+
+
+@dataclass(frozen=True)
 class Request:
-    """What a partition is made from, checked."""
+    """What a partition is made from."""
 
     labels: np.ndarray  # [N]
-    clients: int
-    per_client: int | None
-    classes_per_client: int
-    alpha: float
     classes: int
+    settings: PartitionSettings
     rng: np.random.Generator
 
     @property
     def total(self) -> int:
         return len(self.labels)
 
+    @property
+    def clients(self) -> int:
+        return self.settings.clients
+
+    @property
+    def per_client(self) -> int | None:
+        return self.settings.per_client
+
 
 @dataclass(frozen=True)
 class PartitionInfo:
-    """One way to hand data out; `keys` are the keys of [data] that it reads beside `clients`."""
+    """One way to distribute data; `keys` are the keys of [data] that it reads beside `clients`."""
 
     name: str
     summary: str
@@ -74,52 +94,33 @@ class PartitionInfo:
     make: Callable[[Request], Partition]
 
 
-def make_partition(
-    name: str,
-    labels: np.ndarray,
-    *,
-    clients: int,
-    per_client: int | None = None,
-    classes_per_client: int = 2,
-    alpha: float = 0.5,
-    seed: int = 0,
-    classes: int | None = None,
-    label_sets: Sequence[Sequence[int]] | None = None,
-) -> Partition:
-    """Hand the examples with these labels out to so many clients. Keys that the partition does not read are ignored.
+def make_partition(name: str, labels: np.ndarray, settings: PartitionSettings) -> Partition:
+    """Distributes the examples with these labels over the clients.
 
-    With `label_sets` the first clients hold examples of these classes alone, which no other client has.
+    With `label_sets`, the first clients hold only examples of those classes, and no other client holds these examples.
     """
     if name not in PARTITIONS:
         raise unknown_name("data.partition", name, PARTITIONS)
     labels = np.asarray(labels)
-    info = PARTITIONS[name]
-    classes = int(labels.max()) + 1 if classes is None else classes
-    if label_sets:
-        width = per_client or max(1, len(labels) // clients)
-        first, rest = _chosen(labels, label_sets, width, clients, classes, _generator(seed, 0x736574))
-        others = make_partition(
-            name, labels[rest], clients=clients - len(first), per_client=per_client,
-            classes_per_client=classes_per_client, alpha=alpha, seed=seed, classes=classes,
-        )  # fmt: skip
-        return _in_front(first, rest, others)
-    rng = _generator(seed, list(PARTITIONS).index(name))
-    request = Request(labels, clients, per_client, classes_per_client, alpha, classes, rng)
-    _check(request, info.keys)
-    return info.make(request)
+    classes = int(labels.max()) + 1 if settings.classes is None else settings.classes
+    if settings.label_sets:
+        width = settings.per_client or max(1, len(labels) // settings.clients)
+        first, rest = _with_label_sets(labels, settings, width, classes)
+        others = replace(settings, clients=settings.clients - len(first), classes=classes, label_sets=None)
+        return _in_front(first, rest, make_partition(name, labels[rest], others))
+    rng = _generator(settings.seed, list(PARTITIONS).index(name))
+    request = Request(labels, classes, settings, rng)
+    _check(request, PARTITIONS[name].keys)
+    return PARTITIONS[name].make(request)
 
 
-def _chosen(
-    labels: np.ndarray,
-    sets: Sequence[Sequence[int]],
-    width: int,
-    clients: int,
-    classes: int,
-    rng: np.random.Generator,
+def _with_label_sets(
+    labels: np.ndarray, settings: PartitionSettings, width: int, classes: int
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """For each set of classes `width` examples of them, none twice; and all examples that are left."""
-    if len(sets) >= clients:
-        takes = f"takes fewer sets than data.clients = {clients}: the others follow the partition"
+    """`width` different examples for each set of classes, and all examples that are left."""
+    sets, rng = settings.label_sets or (), _generator(settings.seed, _LABEL_SETS)
+    if len(sets) >= settings.clients:
+        takes = f"takes fewer sets than data.clients = {settings.clients}: the others follow the partition"
         raise ConfigError("data.label_sets", [list(s) for s in sets], takes)
     free = np.ones(len(labels), bool)
     first = []
@@ -137,7 +138,7 @@ def _chosen(
 
 
 def _in_front(first: list[np.ndarray], rest: np.ndarray, others: Partition) -> Partition:
-    """Clients with tables of their own before those of a partition of the rest."""
+    """The clients with label sets, followed by the clients of a partition of the rest."""
     order = np.concatenate([*first, rest[others.order]]).astype(np.int32)
     lengths = np.array([len(rows) for rows in first], np.int64)
     start = np.concatenate([np.cumsum(lengths) - lengths, others.start + lengths.sum()])
@@ -145,43 +146,45 @@ def _in_front(first: list[np.ndarray], rest: np.ndarray, others: Partition) -> P
 
 
 def _generator(seed: int, purpose: int) -> np.random.Generator:
-    """A generator of our own for each purpose: no draw depends on what was drawn elsewhere."""
+    """A separate generator for each purpose, so that no draw depends on other draws."""
     if seed < 0:
         raise ConfigError("train.seed", seed, "takes a whole number from 0")
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, 0x70617274, purpose])))
 
 
-def _check(ask: Request, keys: tuple[str, ...]) -> None:
-    """Refuse what no partition could serve, by the key that is wrong."""
-    if ask.clients < 1:
-        raise ConfigError("data.clients", ask.clients, "takes a whole number from 1")
-    if ask.per_client is not None and "per_client" in keys and not 1 <= ask.per_client <= ask.total:
-        raise ConfigError("data.per_client", ask.per_client, f"takes 1 to {ask.total}, the size of the training set")
+def _check(request: Request, keys: tuple[str, ...]) -> None:
+    """Refuses settings that no partition can follow, by the key that is wrong."""
+    if request.clients < 1:
+        raise ConfigError("data.clients", request.clients, "takes a whole number from 1")
+    if request.per_client is not None and "per_client" in keys and not 1 <= request.per_client <= request.total:
+        raise ConfigError(
+            "data.per_client", request.per_client, f"takes 1 to {request.total}, the size of the training set"
+        )
     if "classes_per_client" in keys:
-        present = len(np.unique(ask.labels))
-        if not 1 <= ask.classes_per_client <= present:
+        present = len(np.unique(request.labels))
+        if not 1 <= request.settings.classes_per_client <= present:
             raise ConfigError(
                 "data.classes_per_client",
-                ask.classes_per_client,
+                request.settings.classes_per_client,
                 f"takes 1 to {present}, the number of classes in the training set",
             )
-        if ask.per_client is not None and ask.per_client < ask.classes_per_client:
+        if request.per_client is not None and request.per_client < request.settings.classes_per_client:
             raise ConfigError(
                 "data.per_client",
-                ask.per_client,
-                f"takes at least {ask.classes_per_client}, one example for each of classes_per_client",
+                request.per_client,
+                f"takes at least {request.settings.classes_per_client}, one example for each of classes_per_client",
             )
-    if "alpha" in keys and not (ask.alpha > 0 and np.isfinite(ask.alpha)):
-        raise ConfigError("data.alpha", ask.alpha, "takes a number above 0")
+    if "alpha" in keys and not (request.settings.alpha > 0 and np.isfinite(request.settings.alpha)):
+        raise ConfigError("data.alpha", request.settings.alpha, "takes a number above 0")
 
 
-def _check_enough(ask: Request) -> None:
-    """For partitions that never give an example twice."""
-    if ask.clients > ask.total:
+def _check_enough(request: Request) -> None:
+    """For partitions that never give an example to two clients."""
+    if request.clients > request.total:
         raise ConfigError(
             "data.clients",
-            ask.clients,
-            f"takes at most {ask.total}, the number of examples: this partition gives none of them twice",
+            request.clients,
+            f"takes at most {request.total}, the number of examples: this partition gives none of them twice",
         )
 
 
@@ -201,11 +204,11 @@ def _pack(owner: np.ndarray, index: np.ndarray, clients: int) -> Partition:
 
 
 def _deal(items: int, hands: int, width: int, rng: np.random.Generator) -> np.ndarray:
-    """Deal shuffled items, [hands, width]: every item once before any comes again, and none twice in one hand."""
+    """Shuffled items, dealt as [hands, width]: each item once before any is dealt again, none twice in one hand."""
     rounds = -(-hands * width // items)
     flat = np.concatenate([rng.permutation(items) for _ in range(rounds)])
-    # Only a hand that straddles two rounds can hold an item twice: swap the second one with another of its round, which
-    # leaves that round complete. As width <= items there always is one that the hand does not hold.
+    # Only a hand that spans two rounds can hold an item twice. Swap the second copy with another item of its round, which
+    # leaves that round complete. Since width <= items, there is always an item that the hand does not hold.
     for edge in range(items, rounds * items, items):
         first = edge // width * width
         last = min(first + width, len(flat))
@@ -213,64 +216,66 @@ def _deal(items: int, hands: int, width: int, rng: np.random.Generator) -> np.nd
             if flat[at] in flat[first:edge]:
                 others = np.arange(last, edge + items)
                 free = others[~np.isin(flat[others], flat[first:last])]
-                # Places of this very hand that were dealt in the new round stay put, hence `others` starts after it.
+                # `others` starts after this hand, so that its items from the new round stay where they are.
                 flat[[at, free[0]]] = flat[[free[0], at]]
     return flat[: hands * width].reshape(hands, width)
 
 
-def _by_label(ask: Request) -> np.ndarray:
+def _by_label(request: Request) -> np.ndarray:
     """All indices sorted by label, shuffled within a label."""
-    shuffled = ask.rng.permutation(ask.total)
-    return shuffled[np.argsort(ask.labels[shuffled], kind="stable")]
+    shuffled = request.rng.permutation(request.total)
+    return shuffled[np.argsort(request.labels[shuffled], kind="stable")]
 
 
-def _iid(ask: Request) -> Partition:
-    width = ask.per_client or max(1, ask.total // ask.clients)
-    pieces = ask.total // width  # clients served by one permutation: none spans two, so none holds an example twice
-    rounds = -(-ask.clients // pieces)
-    table = [ask.rng.permutation(ask.total)[: pieces * width].reshape(pieces, width) for _ in range(rounds)]
-    return _equal(np.concatenate(table)[: ask.clients])
+def _iid(request: Request) -> Partition:
+    width = request.per_client or max(1, request.total // request.clients)
+    pieces = request.total // width  # clients per permutation; no client spans two, so none holds an example twice
+    rounds = -(-request.clients // pieces)
+    table = [request.rng.permutation(request.total)[: pieces * width].reshape(pieces, width) for _ in range(rounds)]
+    return _equal(np.concatenate(table)[: request.clients])
 
 
-def _shards(ask: Request) -> Partition:
-    per_client = ask.per_client or max(ask.classes_per_client, ask.total // ask.clients)
-    width = per_client // ask.classes_per_client
-    count = ask.total // width
-    shards = _by_label(ask)[: count * width].reshape(count, width)
-    dealt = _deal(count, ask.clients, ask.classes_per_client, ask.rng)
-    return _equal(shards[dealt].reshape(ask.clients, -1))
+def _shards(request: Request) -> Partition:
+    per_client = request.per_client or max(request.settings.classes_per_client, request.total // request.clients)
+    width = per_client // request.settings.classes_per_client
+    count = request.total // width
+    shards = _by_label(request)[: count * width].reshape(count, width)
+    dealt = _deal(count, request.clients, request.settings.classes_per_client, request.rng)
+    return _equal(shards[dealt].reshape(request.clients, -1))
 
 
 def _groups(name: str, groups: tuple[tuple[int, ...], ...]) -> Callable[[Request], Partition]:
-    """Client k has the classes of group k mod len(groups); a class is shared out evenly among those that have it."""
+    """Client k has the classes of group k mod len(groups). A class is divided evenly among the clients that have it."""
 
-    def make(ask: Request) -> Partition:
-        if ask.classes != 10:
-            raise ConfigError("data.partition", name, f"takes a dataset of 10 classes; this one has {ask.classes}")
-        _check_enough(ask)
+    def make(request: Request) -> Partition:
+        if request.classes != 10:
+            raise ConfigError("data.partition", name, f"takes a dataset of 10 classes; this one has {request.classes}")
+        _check_enough(request)
         owners, indices = [], []
-        got = np.zeros(ask.clients, np.int64)
-        group_of = np.arange(ask.clients) % len(groups)
+        got = np.zeros(request.clients, np.int64)
+        group_of = np.arange(request.clients) % len(groups)
         for label in range(10):
             having = np.array([label in group for group in groups])
             holders = np.flatnonzero(having[group_of])
-            index = ask.rng.permutation(np.flatnonzero(ask.labels == label))
-            if len(index) < len(holders):  # not enough for all: those that have least so far
+            index = request.rng.permutation(np.flatnonzero(request.labels == label))
+            if len(index) < len(holders):  # too few for all: the clients with the fewest examples get one
                 holders = np.sort(holders[np.argsort(got[holders], kind="stable")[: len(index)]])
             if len(holders):
                 indices.append(index)
                 owners.append(holders[np.arange(len(index)) * len(holders) // len(index)])
-                got += np.bincount(owners[-1], minlength=ask.clients)
-        part = _pack(np.concatenate(owners), np.concatenate(indices), ask.clients)
+                got += np.bincount(owners[-1], minlength=request.clients)
+        part = _pack(np.concatenate(owners), np.concatenate(indices), request.clients)
         if part.length.min() == 0:
-            raise ConfigError("data.clients", ask.clients, "takes fewer: a class has too few examples for its clients")
-        return part if ask.per_client is None else _cap(part, ask.per_client, ask.rng)
+            raise ConfigError(
+                "data.clients", request.clients, "takes fewer: a class has too few examples for its clients"
+            )
+        return part if request.per_client is None else _cap(part, request.per_client, request.rng)
 
     return make
 
 
 def _cap(part: Partition, most: int, rng: np.random.Generator) -> Partition:
-    """At most so many examples per client, drawn at random from what it holds."""
+    """At most `most` examples per client, drawn at random from its examples."""
     owner = np.repeat(np.arange(part.clients), part.length)
     shuffled = np.lexsort((rng.random(len(owner)), owner))  # within each client
     rank = np.arange(len(owner)) - np.repeat(part.start, part.length)
@@ -278,55 +283,57 @@ def _cap(part: Partition, most: int, rng: np.random.Generator) -> Partition:
     return _pack(owner[keep], part.order[shuffled][keep], part.clients)
 
 
-def _classes(ask: Request) -> Partition:
-    by_label = _by_label(ask)
-    present, first, count = np.unique(ask.labels[by_label], return_index=True, return_counts=True)
-    hands = _deal(len(present), ask.clients, ask.classes_per_client, ask.rng)
-    most = ask.per_client or max(ask.classes_per_client, ask.total // ask.clients)
+def _classes(request: Request) -> Partition:
+    by_label = _by_label(request)
+    present, first, count = np.unique(request.labels[by_label], return_index=True, return_counts=True)
+    hands = _deal(len(present), request.clients, request.settings.classes_per_client, request.rng)
+    most = request.per_client or max(request.settings.classes_per_client, request.total // request.clients)
     owners, indices = [], []
     for client, hand in enumerate(hands):
         ends = np.cumsum(count[hand])
-        drawn = ask.rng.choice(ends[-1], min(most, ends[-1]), replace=False)
-        slot = np.searchsorted(ends, drawn, side="right")  # which of the hand's classes a draw falls in
+        drawn = request.rng.choice(ends[-1], min(most, ends[-1]), replace=False)
+        slot = np.searchsorted(ends, drawn, side="right")  # the class of the hand that a draw falls into
         indices.append(by_label[first[hand[slot]] + drawn - (ends - count[hand])[slot]])
         owners.append(np.full(len(drawn), client))
-    return _pack(np.concatenate(owners), np.concatenate(indices), ask.clients)
+    return _pack(np.concatenate(owners), np.concatenate(indices), request.clients)
 
 
-def _copies(ask: Request) -> Partition:
-    if ask.per_client is None:  # one range that all clients share
-        everything = np.arange(ask.total, dtype=np.int32)
-        return Partition(everything, np.zeros(ask.clients, np.int64), np.full(ask.clients, ask.total, np.int32))
-    rows = [ask.rng.choice(ask.total, ask.per_client, replace=False) for _ in range(ask.clients)]
+def _copies(request: Request) -> Partition:
+    if request.per_client is None:  # one range that all clients share
+        everything = np.arange(request.total, dtype=np.int32)
+        return Partition(
+            everything, np.zeros(request.clients, np.int64), np.full(request.clients, request.total, np.int32)
+        )
+    rows = [request.rng.choice(request.total, request.per_client, replace=False) for _ in range(request.clients)]
     return _equal(np.stack(rows))
 
 
-def _dirichlet(ask: Request) -> Partition:
-    _check_enough(ask)
+def _dirichlet(request: Request) -> Partition:
+    _check_enough(request)
     owners, indices = [], []
-    for label in np.unique(ask.labels):
-        index = ask.rng.permutation(np.flatnonzero(ask.labels == label))
+    for label in np.unique(request.labels):
+        index = request.rng.permutation(np.flatnonzero(request.labels == label))
         indices.append(index)
-        owners.append(np.repeat(np.arange(ask.clients), _sizes(ask, len(index))))
-    return _fill_empty(_pack(np.concatenate(owners), np.concatenate(indices), ask.clients))
+        owners.append(np.repeat(np.arange(request.clients), _sizes(request, len(index))))
+    return _fill_empty(_pack(np.concatenate(owners), np.concatenate(indices), request.clients))
 
 
-def _quantity(ask: Request) -> Partition:
-    _check_enough(ask)
-    owner = np.repeat(np.arange(ask.clients), _sizes(ask, ask.total))
-    return _fill_empty(_pack(owner, ask.rng.permutation(ask.total), ask.clients))
+def _quantity(request: Request) -> Partition:
+    _check_enough(request)
+    owner = np.repeat(np.arange(request.clients), _sizes(request, request.total))
+    return _fill_empty(_pack(owner, request.rng.permutation(request.total), request.clients))
 
 
-def _sizes(ask: Request, total: int) -> np.ndarray:
-    """Shares of `total` by a draw from Dir(alpha) over the clients, as whole numbers that add up."""
-    share = ask.rng.dirichlet(np.full(ask.clients, ask.alpha))
+def _sizes(request: Request, total: int) -> np.ndarray:
+    """Whole numbers that sum to `total`, in proportion to a draw from Dir(alpha) over the clients."""
+    share = request.rng.dirichlet(np.full(request.clients, request.settings.alpha))
     ends = np.round(np.cumsum(share) * total).astype(np.int64)
     ends[-1] = total
     return np.diff(np.minimum(ends, total), prepend=0)
 
 
 def _fill_empty(part: Partition) -> Partition:
-    """Give each client that got nothing one example of the client that has most."""
+    """Gives each empty client one example of the largest client."""
     owner = np.repeat(np.arange(part.clients), part.length)
     length = part.length.copy()
     for empty in np.flatnonzero(length == 0):

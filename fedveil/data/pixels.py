@@ -9,18 +9,20 @@ import numpy as np
 
 
 def to_bytes(values: np.ndarray) -> np.ndarray:
-    """Values in [0, 1] as bytes; what is not finite is black."""
+    """Values in [0, 1] as bytes. NaN becomes 0."""
     return (np.nan_to_num(np.clip(values, 0.0, 1.0)) * 255).round().astype(np.uint8)
 
 
 def scale_of(stored: np.ndarray) -> float:
-    """Factor that brings stored values to a model's scale: bytes to [0, 1], other numbers as they are."""
+    """The factor from stored values to a model's scale: 1/255 for bytes, 1 for other numbers."""
     return 1.0 / 255.0 if stored.dtype == np.uint8 else 1.0
 
 
 def png_uri(values: np.ndarray, *, small: bool = False) -> str:
-    """An array [height, width, channels] of bytes, or of values in [0, 1], as a PNG in the text of an address; `small`
-    takes longer to make."""
+    """A data URI with a PNG of an array [height, width, channels] of bytes or of values in [0, 1].
+
+    `small` compresses better and takes longer.
+    """
     from PIL import Image
 
     pixels = values if values.dtype == np.uint8 else to_bytes(values)

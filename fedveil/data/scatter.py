@@ -1,12 +1,12 @@
-"""Scattering features: a fixed, hand-designed first half of a network, which costs no privacy since nothing is learnt.
+"""Scattering features: fixed wavelet features of images. Nothing is learnt, so they cost no privacy.
 
-Every image is filtered by Morlet wavelets of two scales and eight directions, the modulus is taken, the second scale is
-applied again to the moduli of the first, and all of it is averaged over windows of four pixels: per colour 1 + 16 + 64 = 81
+Every image is filtered by Morlet wavelets of two scales and eight directions, and the modulus is taken. The second scale is
+applied again to the moduli of the first. All results are averaged over windows of four pixels: per colour 1 + 16 + 64 = 81
 maps of a quarter of the side (Bruna and Mallat, 2013, with J = 2 and L = 8). Tramèr and Boneh (2021) found that under
-differential privacy a linear model on them is ahead of networks trained from scratch.
+differential privacy a linear model on these features beats networks trained from scratch.
 
-Each map of each image is then brought to mean 0 and deviation 1 over its own positions and those of its neighbours (groups
-of three maps), so that no statistic of the data set is used.
+The maps of each image are then normalised in groups of three to mean 0 and standard deviation 1, so that no statistic of
+the dataset is used.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ from fedveil.core.folders import user_cache
 from fedveil.data.dataset import Dataset, Part
 
 SCALES, ANGLES = 2, 8
-MARGIN = 8  # pixels of reflected image on each side, so that filters do not wrap around
+MARGIN = 8  # reflected pixels on each side, so that filters do not wrap around
 STRIDE = 2**SCALES
-GROUP = 3  # maps that share mean and deviation
+GROUP = 3  # maps that share a mean and a standard deviation
 BLOCK = 500  # images at a time
-WORTH_KEEPING = (
-    5000  # images from which on features are kept in the user's cache (in float16: 8 kB an image of 28 × 28)
-)
-VERSION = 1  # of the features
+WORTH_KEEPING = 5000  # features of at least this number of images are cached (float16, 8 kB per image of 28 × 28)
+VERSION = 1  # changes whenever the features change, so that cached ones are not used
 
 
 def scattered(dataset: Dataset) -> Dataset:
@@ -50,19 +48,19 @@ def scattered(dataset: Dataset) -> Dataset:
 
 
 def features(images: np.ndarray, scale: float) -> np.ndarray:
-    """Images [n, rows, columns, colours] as stored, times `scale` in [0, 1], to normalised features."""
+    """Normalised features of stored images [n, rows, columns, colours]; times `scale` their values are in [0, 1]."""
     if len(images) < WORTH_KEEPING:
         return _computed(images, scale)
-    place = user_cache("features") / f"scatter-{_digest(images, scale)}.npy"
-    if place.exists():
-        return np.load(place).astype(np.float32)
+    path = user_cache("features") / f"scatter-{_digest(images, scale)}.npy"
+    if path.exists():
+        return np.load(path).astype(np.float32)
     made = _computed(images, scale)
-    with contextlib.suppress(OSError):  # a cache that cannot be written: they are computed again next time
-        place.parent.mkdir(parents=True, exist_ok=True)
-        part = place.with_suffix(f".{os.getpid()}.part")
+    with contextlib.suppress(OSError):  # without a writable cache, features are computed again next time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
         with part.open("wb") as file:
             np.save(file, made.astype(np.float16))
-        part.replace(place)
+        part.replace(path)
     return made
 
 
@@ -72,7 +70,7 @@ def _computed(images: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _digest(images: np.ndarray, scale: float) -> str:
-    """Names the features of these images, made by this code."""
+    """A name for the features of these images in this version."""
     content = hashlib.sha256(np.ascontiguousarray(images).tobytes())
     content.update(repr((images.shape, str(images.dtype), scale, VERSION)).encode())
     return content.hexdigest()[:24]
@@ -87,7 +85,7 @@ def _block(images: np.ndarray) -> np.ndarray:
 
 
 def _normalised(maps: np.ndarray) -> np.ndarray:
-    """Mean 0 and deviation 1 over each group of maps of each image; a group that is flat becomes zero."""
+    """Maps with mean 0 and standard deviation 1 over each group of each image. A constant group becomes zero."""
     n, count, r, s = maps.shape
     group = GROUP if count % GROUP == 0 else 1
     grouped = maps.reshape(n, count // group, group * r * s)
@@ -115,12 +113,12 @@ def scatter(planes: np.ndarray) -> np.ndarray:
 
 
 def _margins(rows: int, columns: int) -> list[tuple[int, int]]:
-    """Reflected pixels before and after; sides become even."""
+    """Reflected pixels before and after each side. They make odd sides even."""
     return [(MARGIN, MARGIN + side % 2) for side in (rows, columns)]
 
 
 def _half(spectrum: np.ndarray) -> np.ndarray:
-    """The modulus of what has this spectrum, at every second pixel: folding the spectrum samples the image."""
+    """The modulus of the image with this spectrum, at every second pixel. Folding the spectrum samples the image."""
     from scipy import fft
 
     *lead, height, width = spectrum.shape
@@ -129,14 +127,14 @@ def _half(spectrum: np.ndarray) -> np.ndarray:
 
 
 def _averaged(maps: np.ndarray, step: int, rows: int, columns: int) -> np.ndarray:
-    """Maps sampled at every `step` pixels, averaged by a Gaussian about every fourth pixel of the image."""
+    """Maps sampled at every `step` pixels, averaged with a Gaussian window at every fourth pixel of the image."""
     down, across = (_window(maps.shape[-2], step, rows), _window(maps.shape[-1], step, columns))
     return down @ maps.astype(np.float32) @ across.T
 
 
 @cache
 def _window(samples: int, step: int, side: int) -> np.ndarray:
-    """[side/4, samples]: weights of a Gaussian of 3.2 pixels about the middle of each window of four."""
+    """[side/4, samples]: weights of a Gaussian of 3.2 pixels around the centre of each window of four."""
     centres = MARGIN + STRIDE * np.arange(side // STRIDE) + (STRIDE - 1) / 2
     distance = step * np.arange(samples)[None, :] - centres[:, None]
     weights = np.exp(-np.square(distance / (0.8 * STRIDE)) / 2)
@@ -155,13 +153,13 @@ def _bank(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _morlet(height: int, width: int, scale: int, angle: float) -> np.ndarray:
-    """The spectrum of a Morlet wavelet: a wave under a slanted Gaussian, less what makes its mean differ from zero."""
+    """The spectrum of a Morlet wavelet: a wave times a slanted Gaussian, corrected to mean zero."""
     sigma, frequency, slant = 0.8 * 2**scale, 0.75 * math.pi / 2**scale, 4 / ANGLES
     y = (np.arange(height) + height // 2) % height - height // 2
     x = (np.arange(width) + width // 2) % width - width // 2
     along = x[None, :] * math.cos(angle) + y[:, None] * math.sin(angle)
-    athwart = -x[None, :] * math.sin(angle) + y[:, None] * math.cos(angle)
-    bell = np.exp(-(np.square(along) + np.square(slant * athwart)) / (2 * sigma**2))
+    across = -x[None, :] * math.sin(angle) + y[:, None] * math.cos(angle)
+    bell = np.exp(-(np.square(along) + np.square(slant * across)) / (2 * sigma**2))
     wave = bell * np.exp(1j * frequency * along)
     wave -= bell * wave.sum() / bell.sum()
     return (np.fft.fft2(wave) * slant / (2 * math.pi * sigma**2)).astype(np.complex64)

@@ -1,8 +1,8 @@
-"""From what a publisher gives to what a federated training needs: train, held-out, test and public parts.
+"""Splits of a published dataset into train, held-out, test and public parts.
 
-Splits: `fed-cdp` keeps part of the training set for validation; `cpl` trains on all of it and measures on the test
-part; `dpfl` measures on the test part, less a public set that the server has for itself. A dataset whose publisher has
-no test part is cut 3:1. All cuts are by fixed seeds: they belong to the dataset, not to a run.
+`fed-cdp` keeps part of the training set for validation. `cpl` trains on all of it and measures on the test part. `dpfl`
+measures on the test part without a public set, which the server has. A dataset that is published without a test part is
+cut 3:1. All cuts have fixed seeds: they belong to the dataset and not to a run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SPLITS: dict[str, str] = {
     "dpfl": "accuracy on the test part, less the server's public set",
 }
 
-_SPLIT_SEED = 20_200_811  # arbitrary constants: with others, every split would be another
+_SPLIT_SEED = 20_200_811  # arbitrary constants; other values would change every split
 _PUBLIC_SEED = 20_230_417
 
 
@@ -31,12 +31,12 @@ class Raw:
     name: str
     train: Part
     classes: int
-    test: Part | None = None  # the publisher's own test part
-    share: float = 0.75  # trained on, where there is no test part
-    fed_cdp_train: int = 0  # how many training examples `fed-cdp` trains on, the others being for validation
-    dpfl_train: int = 0  # the same for `dpfl`, the others being unused
+    test: Part | None = None  # the published test part
+    share: float = 0.75  # of the examples that is trained on, where there is no test part
+    fed_cdp_train: int = 0  # training examples of `fed-cdp`; the others are for validation
+    dpfl_train: int = 0  # training examples of `dpfl`; the others are unused
     dpfl_public: float = 0.1
-    indivisible: bool = False  # too few examples to hold any out: for attacks only
+    indivisible: bool = False  # too few examples to hold any out; for attacks only
     groups: tuple[tuple[int, int], ...] = ()
     feature_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Raw:
 
 
 def split_dataset(raw: Raw, split: str = "fed-cdp", public: float = 0.0) -> Dataset:
-    """Split a dataset the way a paper does; `public` is the server's share of the test part."""
+    """Splits a dataset the way a paper does. `public` is the server's share of the test part."""
     if split not in SPLITS:
         raise unknown_name("data.split", split, SPLITS)
     if not 0.0 <= public < 1.0:
@@ -54,7 +54,7 @@ def split_dataset(raw: Raw, split: str = "fed-cdp", public: float = 0.0) -> Data
     train, held_out, held_out_name, test = _cut(raw, split)
     drawn = None
     if public > 0.0 and not raw.indivisible:
-        # Drawn from the test part wherever that is, so that the public set is never what clients or validation hold.
+        # Drawn from the test part, so that the public set never overlaps with the clients' data or the validation part.
         if test is not None:
             drawn, test = _draw(test, public)
         else:
@@ -75,7 +75,7 @@ def split_dataset(raw: Raw, split: str = "fed-cdp", public: float = 0.0) -> Data
 
 
 def _cut(raw: Raw, split: str) -> tuple[Part, Part, str, Part | None]:
-    """Train, held-out, the held-out part's name, and the test part where that is yet another one."""
+    """Train, held-out, the held-out part's name, and the test part if it is not the held-out part."""
     name = "validation" if split == "fed-cdp" else "test"
     if raw.indivisible:
         return raw.train, raw.train, name, None
@@ -88,19 +88,19 @@ def _cut(raw: Raw, split: str) -> tuple[Part, Part, str, Part | None]:
     if raw.fed_cdp_train:
         cut = raw.fed_cdp_train
         return _range(raw.train, 0, cut), _range(raw.train, cut, len(raw.train)), name, raw.test
-    # Someone's own test part, and no paper that says what to hold out of the training part: measure on the test part.
+    # A user's own test part. No paper says what to hold out of the training part, so measure on the test part.
     return raw.train, raw.test, "test", None
 
 
 def cut_share(part: Part, share: float) -> tuple[Part, Part]:
-    """A fixed random cut, share : 1 - share, rounded down on the left and with at least one example on both sides."""
+    """A fixed random cut, share : 1 - share. The first size is rounded down; both have at least one example."""
     first = min(max(1, int(len(part) * share)), len(part) - 1)
     order = generator(_SPLIT_SEED).permutation(len(part))
     return part.take(np.sort(order[:first])), part.take(np.sort(order[first:]))
 
 
 def _draw(part: Part, share: float) -> tuple[Part, Part]:
-    """A public set of about this share of a part, and the rest of it."""
+    """A public set of about this share of a part, and the rest."""
     size = round(len(part) * share)
     if not 0 < size < len(part):
         raise ConfigError("defense.public", share, f"takes a share that cuts {len(part)} examples in two")
@@ -113,5 +113,5 @@ def _range(part: Part, first: int, last: int) -> Part:
 
 
 def generator(seed: int) -> np.random.Generator:
-    """The generator of a fixed cut."""
+    """The random generator of a fixed cut."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed])))

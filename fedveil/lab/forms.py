@@ -8,8 +8,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedveil.attacks.catalog import ATTACKS
 from fedveil.core.taps import TAPS
-from fedveil.data import sources
-from fedveil.data.catalog import DATASETS
+from fedveil.data.files import find
+from fedveil.data.registry import DATASETS
 from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import DEFENSES
 from fedveil.lab import requests
@@ -46,7 +46,7 @@ def choices() -> dict[str, Any]:
 def here(name: str) -> bool:
     """Whether a dataset can be loaded without fetching anything. LFW needs only the file of its size."""
     files = [f for f in DATASETS[name].files if f.name != "lfw_128.npz"]
-    return all(sources.find(name, file.name) is not None for file in files)
+    return all(find(DATASETS[name], file.name) is not None for file in files)
 
 
 def _dataset(name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedveil.config import from_dict, resolve
 from fedveil.core.errors import ConfigError, unknown_name
 from fedveil.core.validation import one_line
-from fedveil.data.catalog import DATASETS
+from fedveil.data.registry import DATASETS
 from fedveil.defenses.catalog import make_all
 from fedveil.models.catalog import MODELS
 

@@ -1,4 +1,7 @@
-"""All recipes, in the order of the papers. Cheap to import: no JAX."""
+"""All recipes, in the order of the papers.
+
+This module imports quickly: neither JAX nor the published figures are loaded before a recipe is shown or run.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def recipes() -> dict[str, Recipe]:
 
 
 def choose(name: str) -> list[Recipe]:
-    """The recipes that a name means: one, all of a paper, or `all`."""
+    """The recipes that a name selects: one recipe, all of a paper, or all."""
     known = recipes()
     if name == "all":
         return list(known.values())

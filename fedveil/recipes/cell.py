@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedveil import __version__
-from fedveil.recipes.digest import digest
 
 # Raised when a change of the code changes what a kind of cell measures: cells measured before are then done again.
 KIND_VERSIONS: dict[str, int] = {
@@ -65,6 +64,8 @@ class Job:
     @property
     def digest(self) -> str:
         """The same for the same work: two recipes that ask for it share the result (`recipes.digest`)."""
+        from fedveil.recipes.digest import digest  # loads the config's schema: too slow for a list of recipes
+
         return digest(self.kind, self.settings, self.options, [__version__, KIND_VERSIONS[self.kind]])
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from fedveil.attacks.catalog import inference_settings, settings
 from fedveil.config import AttackConfig, Config, for_attack, load, resolve
-from fedveil.data.catalog import DATASETS
+from fedveil.data.registry import DATASETS
 
 Document = dict[str, Any]
 

@@ -27,7 +27,7 @@ def train(job: Job) -> Result:
     `history`: also the accuracy of every evaluated round and the loss of every round. `test`: also the accuracy on the
     publisher's test part, where that is not what accuracy is measured on anyway.
     """
-    from fedveil.data.catalog import DATASETS
+    from fedveil.data.registry import DATASETS
     from fedveil.federation import prepare
     from fedveil.training import train as go
 

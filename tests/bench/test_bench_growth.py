@@ -1,9 +1,11 @@
-"""Exponents are those of the law that made the points; sizes are varied one at a time."""
+"""The exponent is that of the power law that made the points; one size is varied at a time."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from fedveil.bench import growth as bench
+from benchmarks import growth as bench
 from fedveil.models.build import Choices, build
 
 
@@ -49,8 +51,37 @@ def test_parameters_are_those_of_the_model():
     assert bench.size("mlp", "hidden", point) == sum(a.size for a in jax.tree.leaves(shapes))
 
 
+@pytest.mark.parametrize(
+    ("axis", "key", "name"), [("per_round", "per_round", "Kt"), ("steps", "local_steps", "L"), ("batch", "batch", "B")]
+)
+def test_a_row_varies_one_setting_of_the_round(monkeypatch, axis, key, name):
+    """Rounds whose seconds are a known power of that setting."""
+    monkeypatch.setattr(bench.rounds, "play_rounds", lambda s, data: lambda number: 0.01 * s["train"][key] ** 1.5)
+    (row,) = bench.run(repeats=3, axes={"mlp": {axis: (2, 4, 8)}}, images=())
+    assert row["name"] == f"growth/mlp/{name}" and [n for n, _ in row["points"]] == [2, 4, 8]
+    assert row["exponent"] == pytest.approx(1.5) and row["ratio"] == pytest.approx(4**0.5)
+
+
+def test_attacks_are_timed_as_a_whole_batch(monkeypatch):
+    """`as_a_batch` gives seconds per image; the row has the seconds of all images."""
+    monkeypatch.setattr(bench.attack, "victims", lambda case, images, draw: SimpleNamespace(x=np.zeros(images)))
+    monkeypatch.setattr(bench.attack, "as_a_batch", lambda work, chosen: lambda: 0.1 * len(work.x))
+    (row,) = bench.run(repeats=3, axes={}, images=(1, 2, 4))
+    assert row["name"] == "growth/attack/images" and row["exponent"] == pytest.approx(2.0)
+    assert row["points"] == [[n, pytest.approx(0.1 * n**2)] for n in (1, 2, 4)]
+
+
 @pytest.mark.slow
-def test_rounds_grow_in_small():
+def test_real_rounds_have_the_clients_of_their_size(monkeypatch):
+    """A real run in small: each size plays all its turns, on a federation with that number of clients per round."""
+    played, real = [], bench.rounds.play_rounds
+
+    def play_rounds(settings, data):
+        play, numbers = real(settings, data), []
+        played.append((settings["train"]["per_round"], len(data.train), numbers))
+        return lambda number: numbers.append(number) or play(number)
+
+    monkeypatch.setattr(bench.rounds, "play_rounds", play_rounds)
     (row,) = bench.run(repeats=3, axes={"mlp": {"per_round": (2, 4, 8)}}, images=())
-    assert row["name"] == "growth/mlp/Kt" and [n for n, _ in row["points"]] == [2, 4, 8]
-    assert row["exponent_low"] < row["exponent"] < row["exponent_high"] and row["low"] <= row["ratio"] <= row["high"]
+    assert [n for n, _ in row["points"]] == [2, 4, 8]
+    assert played == [(count, 100 * 50, [0, 1, 2, 3]) for count in (2, 4, 8)]

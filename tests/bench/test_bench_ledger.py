@@ -1,11 +1,9 @@
-"""The bench of accounts compares the same work: the same ε, worked out anew, or it says why not."""
-
-import time
+"""The ledger benchmark compares the same work: the same ε, computed from empty caches, or it says why not."""
 
 import pytest
 
+from benchmarks import ledger as bench
 from fedveil.accounting import accountants, published
-from fedveil.bench import ledger as bench
 
 
 def test_both_sides_find_the_same_epsilon():
@@ -27,21 +25,23 @@ def test_the_table_holds_every_distinct_account_of_the_recipe():
     assert set(bench.TABLE) == wanted
 
 
-def test_sides_that_differ_are_not_compared():
-    lines = []
+def test_only_sides_that_agree_are_compared(monkeypatch, clock):
+    """Ours takes 1 s and theirs 2, 4, 8 and 16 s, of which the first warms up."""
+    lines, theirs = [], iter((2.0, 4.0, 8.0, 16.0))
+    monkeypatch.setattr(bench, "time", clock)
     cases = {
         "other": bench.Case(lambda: 1.0, lambda: 1.02),
         "none": bench.Case(lambda: None, lambda: 1.0),
-        "same": bench.Case(lambda: 1.0, lambda: time.sleep(0.002) or 1.005),
+        "same": bench.Case(lambda: clock.move(1.0) or 1.0, lambda: clock.move(next(theirs)) or 1.005),
     }
-    rows = list(bench.run(repeats=3, progress=lines.append, chosen=cases))
-    assert [row["name"] for row in rows] == ["ledger/same"]
+    (row,) = bench.run(repeats=3, progress=lines.append, chosen=cases)
     assert sum("not compared" in line for line in lines) == 2
-    assert rows[0]["low"] <= rows[0]["ratio"] <= rows[0]["high"] < 1 and rows[0]["theirs"] >= 0.002
+    assert row["name"] == "ledger/same" and row["epsilon_ours"] == 1.0 and row["epsilon_theirs"] == 1.005
+    assert (row["low"], row["ratio"], row["high"], row["ours"], row["theirs"]) == (1 / 16, 1 / 8, 1 / 4, 1.0, 8.0)
 
 
 @pytest.mark.parametrize("cached", [accountants.epsilon, published.moments_pld, accountants.two_mixtures])
-def test_nothing_is_remembered_between_turns(cached):
+def test_every_turn_starts_with_empty_caches(cached):
     published.moments_pld(6.0, 0.01, 3, 1e-5)
     accountants.epsilon(((accountants.Round(((1.0, 6.0),)), 3),), 1e-5, "pld")
     assert cached.cache_info().currsize

@@ -1,11 +1,11 @@
-"""docs/performance.md and its charts are what the committed rows give."""
+"""docs/performance.md and its charts are made from the committed rows."""
 
 import importlib.util
 import json
 from pathlib import Path
 
-from fedveil.bench import page
-from fedveil.cli.bench import MORE, SUITES
+from benchmarks import page
+from fedveil.cli.bench import SUITES
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -18,7 +18,7 @@ def generator():
 
 
 def rows():
-    common = {"low": 0.4, "high": 0.6, "ours": 1e-3, "theirs": 2e-3, "device": "card"}
+    common = {"low": 0.4, "high": 0.6, "ours": 1e-3, "theirs": 2e-3, "device": "gpu"}
     grown = {"exponent": 0.9, "exponent_low": 0.8, "exponent_high": 1.0, "points": [[10, 0.1], [20, 0.19], [40, 0.35]]}
     return [
         {"name": "round/cnn", "ratio": 0.5, **common},
@@ -44,7 +44,7 @@ def test_rows_come_back_in_order_of_files(tmp_path):
 
 def test_every_row_is_on_the_page_under_its_device():
     text = page.page(rows(), {"round": "A remark.", "log": "A prediction."})
-    assert "On card:" in text and "On cpu:" in text and "A remark." in text and "A prediction." in text
+    assert "On gpu:" in text and "On cpu:" in text and "A remark." in text and "A prediction." in text
     assert "0.5 (0.4 to 0.6)" in text and "0.7 (0.4 to 0.6)" in text
     assert "| growth/mlp/K | 0.875 (0.4 to 0.6) | 0.001 | 0.002 | 0.9 | 0.8 | 1 |" in text
     assert text.count("Not run.") == len(page.SUITES) - 3
@@ -58,12 +58,12 @@ def test_charts_are_linked_and_drawn():
     assert "mlp/K: exponent 0.90" in charts["bench-growth-1.svg"]
 
 
-def test_page_and_command_know_the_same_suites():
-    assert tuple(page.SUITES) == SUITES and page.MORE == MORE
+def test_page_and_command_have_the_same_suites():
+    assert tuple(page.SUITES) == SUITES
 
 
-def test_rows_are_written_a_line_each(monkeypatch, tmp_path, fedveil_cli):
-    monkeypatch.setattr("fedveil.bench.growth.run", lambda **_: rows()[2:3])
+def test_rows_are_written_one_per_line(monkeypatch, tmp_path, fedveil_cli):
+    monkeypatch.setattr("benchmarks.growth.run", lambda **_: rows()[2:3])
     answer = fedveil_cli("bench", "growth", "--out", tmp_path / "bench-x.jsonl", "--json", cwd=tmp_path)
     assert json.loads(answer.out) == rows()[2:3] == page.read(tmp_path)
     lost = fedveil_cli("bench", "growth", "--out", tmp_path / "nowhere" / "x", cwd=tmp_path)

@@ -1,11 +1,13 @@
-"""Counts agree with counts by hand and with what the layers compute; the phases run and have rates."""
+"""Operations and bytes agree with a count by hand and with what the layers compute; rows divide them by seconds."""
+
+import statistics
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from fedveil.bench import roofline as bench
-from fedveil.bench import round as rounds
+from benchmarks import roofline as bench
+from benchmarks import round as rounds
 from fedveil.models import flops
 from fedveil.models.build import build
 
@@ -35,7 +37,7 @@ def test_the_mlp_is_counted_as_by_hand():
 
 @pytest.mark.parametrize(("model", "shape"), [("lenet-cpl", (32, 32, 3)), ("resnet20", (32, 32, 3))])
 def test_forward_passes_hold_every_product(model, shape):
-    """Counted while the layers run: the `linear` of a forward pass sees the shapes of each product."""
+    """Counted while the layers run: every product of a forward pass calls `linear`, which sees its shapes."""
     from fedveil.models.layers import Context, linear
 
     net, seen = build(model, shape, 10), []
@@ -57,19 +59,50 @@ def test_the_fastest_size_is_taken(monkeypatch):
     assert bench.best_side((8, 16, 32)) == 16
 
 
-@pytest.mark.slow
-def test_every_phase_has_a_share(monkeypatch):
+def test_shares_are_those_of_known_seconds(monkeypatch):
+    """A product of 10×10 matrices in 2 s is 1000 operations per second; a copy of 400 bytes in 4 s moves 200 a second."""
+    known = {
+        "step": bench.Phase(lambda number: 5.0, operations=1000, bytes=3000),
+        "noise": bench.Phase(lambda number: 10.0, operations=0, bytes=500),
+    }
     monkeypatch.setattr(rounds, "CASES", {"mlp": rounds.CASES["mlp"]})
-    rows = list(bench.run(repeats=3, size=bench.Size(3, 2, (64, 128), 1 << 20)))
+    monkeypatch.setattr(bench, "phases", lambda case, size: known)
+    monkeypatch.setattr(bench, "product_turn", lambda side: lambda number: 2.0)
+    monkeypatch.setattr(bench, "copy_turn", lambda size: lambda number: 4.0)
+    rows = list(bench.run(repeats=3, size=bench.Size(products=(10,), copied=400)))
+    assert [(row["name"], row["ratio"], row["ours"], row["theirs"]) for row in rows] == [
+        ("roofline/mlp/step", 0.2, 200.0, 1000.0),
+        ("roofline/mlp/step/bytes", 3.0, 600.0, 200.0),
+        ("roofline/mlp/noise/bytes", 0.25, 50.0, 200.0),
+    ]
+
+
+@pytest.mark.slow
+def test_real_phases_run_and_are_divided_by_their_counts(monkeypatch):
+    """A real run in small: the rate of each row times its seconds gives the operations that are counted by hand."""
+    taken, real = {}, rounds.take_turns
+    monkeypatch.setattr(rounds, "CASES", {"mlp": rounds.CASES["mlp"]})
+    monkeypatch.setattr(rounds, "take_turns", lambda *a: taken.update(real(*a)) or taken)
+    rows = {row["name"]: row for row in bench.run(repeats=3, size=bench.Size(3, 2, (64, 128), 1 << 20))}
     phases = ("forward", "step", "private", "round")
     names = [f"roofline/mlp/{phase}{tail}" for phase in phases for tail in ("", "/bytes")]
-    assert [row["name"] for row in rows] == [*names, "roofline/mlp/noise/bytes"]
-    for row in rows:
-        assert 0 < row["low"] <= row["ratio"] <= row["high"] and row["ours"] > 0 and row["theirs"] > 0
+    assert list(rows) == [*names, "roofline/mlp/noise/bytes"]
+    net, examples = build("mlp", (105,), 2), 2 * rounds.CASES["mlp"].batch  # of one client in its 2 steps
+    weights = sum(a.size for a in jax.tree.leaves(net.init(jax.random.key(0))))
+
+    def clients(row, phase, per_client):
+        return rows[f"roofline/mlp/{row}"]["ours"] * statistics.median(taken[phase]) / per_client
+
+    assert clients("round", "round", examples * flops.training(net)) == pytest.approx(3)
+    chunk = clients("forward", "forward", examples * flops.forward(net))  # clients that a program trains at once
+    assert chunk == pytest.approx(round(chunk)) and 1 <= round(chunk) <= 3
+    for phase in ("step", "private"):
+        assert clients(phase, phase, examples * flops.training(net)) == pytest.approx(chunk)
+    assert clients("noise/bytes", "noise", 2 * 2 * 4 * weights) == pytest.approx(chunk)
 
 
 def test_the_private_phase_is_noisy_and_the_plain_one_is_not():
-    """Phases compute what they are named for: without clip and noise the loop is plain SGD."""
+    """Each phase computes what its name says: without clip and noise the loop is plain SGD."""
     from dataclasses import replace
 
     from fedveil import api

@@ -95,11 +95,12 @@ def test_a_users_own_file(fedveil_cli, tmp_path):
 # --- the run folder ----------------------------------------------------------------------------------------------
 
 
-def test_the_run_folder_holds_six_files_and_nothing_else(trained):
+def test_the_run_folder_holds_seven_files_and_nothing_else(trained):
     assert sorted(path.name for path in trained[1].iterdir()) == [
         "checkpoint.npz",
         "config.toml",
         "metrics.jsonl",
+        "model.safetensors",
         "run.json",
         "secret.key",
         "transcript.jsonl",

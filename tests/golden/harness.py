@@ -19,8 +19,8 @@ from fedveil.attacks.adversaries import INFERENCE
 from fedveil.attacks.catalog import ATTACKS, settings
 from fedveil.attacks.inference.run import run as infer
 from fedveil.config import TrainConfig, for_attack, from_dict, resolve
-from fedveil.data.catalog import DATASETS
 from fedveil.data.partition import PARTITIONS
+from fedveil.data.registry import DATASETS
 from fedveil.defenses.catalog import make_all
 from fedveil.federation import plan, prepare
 from fedveil.models.catalog import MODELS

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedveil
-from fedveil.bench import round as bench
+from benchmarks import round as bench
 from fedveil.config import from_dict
 from fedveil.core.keys import Draws
 from fedveil.data.partition import Partition

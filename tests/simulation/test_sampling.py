@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedveil.core import keys
 from fedveil.core.keys import Draws
 from fedveil.core.setting import Setting
-from fedveil.data.partition import Partition, make_partition
+from fedveil.data.partition import Partition, PartitionSettings, make_partition
 from fedveil.simulation import sampling
 from fedveil.simulation.sampling import BatchSampling
 
@@ -128,7 +128,7 @@ def test_subsets_without_replacement_are_uniform():
 
 def test_padded_arrays_hold_exactly_the_drawn_batches():
     labels = np.arange(300) % 10
-    partition = make_partition("dirichlet", labels, clients=7, alpha=0.4, seed=1)
+    partition = make_partition("dirichlet", labels, PartitionSettings(clients=7, alpha=0.4, seed=1))
     cohort = sampling.draw_cohort(Draws(0), 2, setting(7, 5))
     for batching in ("shuffle", "poisson", "without-replacement"):
         drawing = law(batching, 4, 6)

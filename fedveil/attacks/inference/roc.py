@@ -1,12 +1,12 @@
-"""Scores of members and of others, compared: ROC curve, area, true positives at few false ones, and what privacy allows.
+"""ROC curves, their areas and true positive rates of membership scores, and the bounds that privacy puts on them.
 
-Intervals are over groups where there are several (federations trained apart: Student's interval of their figures), else
-over the records of the one federation (Hanley and McNeil for the area, Clopper and Pearson for rates), as if they were
-independent. Records of one federation share its training, so these intervals describe and do not prove.
+Intervals are over groups where there are several (federations trained separately; Student's interval of their figures).
+With one federation they are over its records (Hanley and McNeil for the area, Clopper and Pearson for rates), as if the
+records were independent. Records of one federation share its training, so these intervals describe and prove nothing.
 
-What proves is `epsilon_low` and `excess`: each record was a member by a fair coin of its own, so however scores depend on
-each other, the number of right guesses has a tail that privacy bounds (`accounting.statistics`, one run). Federations
-trained apart are together one mechanism that sees each coin once, so their guesses are counted together.
+`epsilon_low` and `excess` do prove something. Each record was a member by its own fair coin. However the scores depend on
+each other, privacy bounds the tail of the number of right guesses (`accounting.statistics`, one run). Federations
+trained separately form one mechanism that sees each coin once, so their guesses are counted together.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy.stats import beta, norm, rankdata
-from scipy.stats import t as student
+from scipy import stats
 
 from fedveil.accounting import statistics
 
@@ -24,17 +23,15 @@ FPRS = (0.001, 0.01, 0.1)  # the false positive rates at which true positives ar
 
 
 def curve(scores: np.ndarray, member: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """False and true positive rates, from (0, 0) to (1, 1), one point for each distinct score."""
-    order = np.argsort(-scores, kind="stable")
-    ranked, is_member = scores[order], member[order]
-    last = np.append(ranked[1:] != ranked[:-1], True)
-    true = np.cumsum(is_member)[last] / max(1, member.sum())
-    false = np.cumsum(~is_member)[last] / max(1, (~member).sum())
-    return np.append(0.0, false), np.append(0.0, true)
+    """False and true positive rates from (0, 0) to (1, 1), one point for each distinct score; both classes occur."""
+    from sklearn.metrics import roc_curve
+
+    false, true, _ = roc_curve(member, scores, drop_intermediate=False)
+    return false, true
 
 
 def mean_curve(scores: np.ndarray, member: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean of the curves of several federations, [federations, records] each: true positives at equal false ones."""
+    """The mean of several federations' curves at equal false positive rates: scores, member [federations, records]."""
     each = [curve(s, m) for s, m in zip(scores, member, strict=True)]
     grid = np.unique(np.concatenate([false for false, _ in each]))
     best = [true[np.searchsorted(false, grid, side="right") - 1] for false, true in each]
@@ -42,14 +39,14 @@ def mean_curve(scores: np.ndarray, member: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def auc(scores: np.ndarray, member: np.ndarray) -> float:
-    """The probability that a member's score is above another's; ties count half."""
-    ranks = rankdata(scores)
-    inside, outside = int(member.sum()), int((~member).sum())
-    return float((ranks[member].sum() - inside * (inside + 1) / 2) / (inside * outside))
+    """The probability that a member's score is above a non-member's; ties count half."""
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(member, scores))
 
 
 def tpr_at(scores: np.ndarray, member: np.ndarray, fpr: float) -> float:
-    """The largest true positive rate of any threshold with at most so many false positives."""
+    """The largest true positive rate of a threshold whose false positive rate is at most `fpr`."""
     false, true = curve(scores, member)
     return float(true[false <= fpr + 1e-12].max())
 
@@ -58,28 +55,27 @@ def auc_interval(area: float, inside: int, outside: int, level: float = 0.95) ->
     """Hanley and McNeil's interval of an area under the curve."""
     q1, q2 = area / (2 - area), 2 * area * area / (1 + area)
     spread = area * (1 - area) + (inside - 1) * (q1 - area**2) + (outside - 1) * (q2 - area**2)
-    half = norm.ppf(0.5 + level / 2) * math.sqrt(max(spread, 0.0) / (inside * outside))
+    half = float(stats.norm.ppf(0.5 + level / 2)) * math.sqrt(max(spread, 0.0) / (inside * outside))
     return max(0.0, area - half), min(1.0, area + half)
 
 
 def rate_interval(count: int, trials: int, level: float = 0.95) -> tuple[float, float]:
     """Clopper and Pearson's interval of a rate."""
-    tail = (1 - level) / 2
-    low = 0.0 if count == 0 else float(beta.ppf(tail, count, trials - count + 1))
-    high = 1.0 if count == trials else float(beta.ppf(1 - tail, count + 1, trials - count))
-    return low, high
+    found = stats.binomtest(count, trials).proportion_ci(level, method="exact")
+    return float(found.low), float(found.high)
 
 
 def mean_interval(values: np.ndarray, level: float = 0.95) -> tuple[float, float]:
     """Student's interval of a mean."""
-    half = student.ppf(0.5 + level / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
-    return float(values.mean() - half), float(values.mean() + half)
+    # Not `stats.t.interval`, which returns NaN where all values are equal.
+    half = float(stats.t.ppf(0.5 + level / 2, len(values) - 1) * stats.sem(values))
+    return float(values.mean()) - half, float(values.mean()) + half
 
 
 def summary(scores: np.ndarray, member: np.ndarray, group: np.ndarray | None = None) -> dict[str, Any]:
-    """`auc` with its `interval`, `tpr_at_fpr` with intervals: scores [n], member [n] bool, group [n] (one federation each).
+    """`auc` and `tpr_at_fpr` with their intervals: scores [n], member [n] bool, group [n] (one for each federation).
 
-    Several groups: the mean of the groups' figures.
+    With several groups, the figures are means over groups.
     """
     parts = _parts(scores, member, group)
     areas = np.array([auc(s, m) for s, m in parts])
@@ -104,7 +100,7 @@ def summary(scores: np.ndarray, member: np.ndarray, group: np.ndarray | None = N
 
 
 def allowed_tpr(fpr: float | np.ndarray, epsilon: float, delta: float) -> np.ndarray:
-    """The largest true positive rate that (ε, δ) privacy leaves at a false positive rate.
+    """The largest true positive rate that (ε, δ) privacy allows at a false positive rate.
 
     Both P[in] ≤ e^ε·P[out] + δ on "said in" and P[out] ≤ e^ε·P[in] + δ on "said out" bound it.
     """
@@ -119,7 +115,7 @@ def epsilon_low(
 ) -> float:
     """A lower bound on ε, too large with probability at most 1 − level: scores [n], member [n] fair coins, group [n].
 
-    Scores are replaced by their ranks in their group, so that the guesses are the records of highest and lowest rank.
+    Scores are replaced by their ranks within their group. The guesses are the records of highest and lowest rank.
     """
     return statistics.one_run(*_ranked(scores, member, group), delta, 1 - level).epsilon
 
@@ -133,13 +129,13 @@ def excess(
     fprs: tuple[float, ...] = FPRS,
     group: np.ndarray | None = None,
 ) -> dict[str, float]:
-    """By how much true positives exceed, at each of some false positive rates, the most that (ε, δ) privacy leaves.
+    """By how much the true positive rate exceeds, at each false positive rate, the largest that (ε, δ) privacy allows.
 
-    "In" is said of the records of highest score, of as many as were said to be in if the curve ran on the edge of what
-    is allowed: n/2·(FPR + allowed TPR). From the right ones among them the most is taken away that privacy leaves with
-    a probability above (1 − level)/rates, and the difference is divided by the members. Positive somewhere: (ε, δ) does
-    not hold, or something happened that has a probability of at most 1 − level. Where so few are said to be in that no
-    number of right ones would be too many, nothing can be found, and the result is not positive.
+    The records of highest score are guessed to be members: n/2·(FPR + allowed TPR) of them, the number on the edge of
+    what is allowed. From the right guesses the largest number is subtracted that privacy allows with a probability above
+    (1 − level)/rates. The difference is divided by the number of members. If it is positive somewhere, either (ε, δ) does
+    not hold or an event of probability at most 1 − level has happened. With too few guesses even all right ones are not
+    too many, and the result is not positive.
     """
     ranks, coins = _ranked(scores, member, group)
     by_rank = coins[np.argsort(-ranks, kind="stable")]
@@ -155,12 +151,12 @@ def excess(
 def _ranked(scores: np.ndarray, member: np.ndarray, group: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """[n]: each score as its rank in its group, from −1/2 to 1/2; and the coins in the same order."""
     parts = _parts(scores, member, group)
-    ranks = [(rankdata(s) - (len(s) + 1) / 2) / len(s) for s, _ in parts]
+    ranks = [(stats.rankdata(s) - (len(s) + 1) / 2) / len(s) for s, _ in parts]
     return np.concatenate(ranks), np.concatenate([m for _, m in parts])
 
 
 def _most_correct(records: int, guesses: int, epsilon: float, delta: float, tail: float) -> int:
-    """The largest number of right guesses that an (ε, δ)-private training gives with a probability above `tail`."""
+    """The largest number of right guesses that an (ε, δ)-private training gives with probability above `tail`."""
     low, high = 0, guesses  # `low` right guesses are not too many
     while low < high:
         middle = (low + high + 1) // 2
@@ -172,7 +168,7 @@ def _most_correct(records: int, guesses: int, epsilon: float, delta: float, tail
 
 
 def _parts(scores: np.ndarray, member: np.ndarray, group: np.ndarray | None) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Scores and coins of each group; scores of different groups are never compared with each other."""
+    """Scores and coins of each group. Scores of different groups are never compared."""
     if group is None:
         return [(scores, member)]
     return [(scores[group == g], member[group == g]) for g in np.unique(group)]

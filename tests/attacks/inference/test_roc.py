@@ -1,8 +1,7 @@
-"""Curves, areas and rates by their definitions; bounds that hold where privacy does, and catch where it does not."""
+"""Curves, areas and rates by their definitions; bounds that hold under privacy and fail without it."""
 
 import numpy as np
 import pytest
-from sklearn.metrics import roc_auc_score, roc_curve
 
 from fedveil.attacks.inference import roc
 
@@ -15,13 +14,20 @@ def drawn():
     return np.round(rng.normal(size=300) + 0.8 * member, 1), member
 
 
-def test_curve_and_area_are_those_of_the_textbook(drawn):
+def test_the_area_is_the_share_of_pairs_in_order(drawn):
+    scores, member = drawn
+    inside, outside = scores[member][:, None], scores[~member][None, :]
+    pairs = np.mean((inside > outside) + 0.5 * (inside == outside))
+    assert roc.auc(scores, member) == pytest.approx(pairs)
+    assert roc.auc(np.zeros(300), member) == 0.5
+
+
+def test_the_curve_has_a_point_for_each_distinct_score(drawn):
     scores, member = drawn
     false, true = roc.curve(scores, member)
-    known_false, known_true, _ = roc_curve(member, scores, drop_intermediate=False)
-    assert false == pytest.approx(known_false) and true == pytest.approx(known_true)
-    assert roc.auc(scores, member) == pytest.approx(roc_auc_score(member, scores))
-    assert roc.auc(np.zeros(300), member) == 0.5
+    assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 1, 1) and len(false) == len(np.unique(scores)) + 1
+    for threshold, f, t in zip(np.unique(scores)[::-1], false[1:], true[1:], strict=True):
+        assert (f, t) == (np.mean(scores[~member] >= threshold), np.mean(scores[member] >= threshold))
     assert np.trapezoid(true, false) == pytest.approx(roc.auc(scores, member))
 
 
@@ -60,6 +66,7 @@ def test_intervals_cover_what_they_should():
         pytest.approx(-11.706, abs=1e-3),
         pytest.approx(13.706, abs=1e-3),
     )
+    assert roc.mean_interval(np.full(3, 0.25)) == (0.25, 0.25)
 
 
 def test_summary_averages_federations_and_never_compares_across_them(drawn):
@@ -79,8 +86,7 @@ def test_what_privacy_allows():
 
 
 def answered_at_random(rng, records, epsilon, shared):
-    """Coins told by randomised response, which is ε-private and on the edge of it; one big noise on all of them together
-    makes the scores of one federation move as one."""
+    """Coins told by randomised response, which is exactly ε-private. One shared noise shifts all scores of a federation."""
     member = rng.random(records) < 0.5
     truthful = rng.random(records) < 1 / (1 + np.exp(-epsilon))
     told = np.where(truthful, member, ~member)

@@ -141,13 +141,3 @@ def test_a_victim_that_never_takes_part_is_refused():
     fleet = Fleet(federation, range(8), [keys.Draws(f) for f in range(8)], given_to(federation, 8))
     with pytest.raises(ConfigError, match=r"attack.victim: got 2; takes no part .* raise train.rounds"):
         fleet.train(Sight("server", VICTIM))
-
-
-def test_the_bench_compares_a_batch_with_one_alone(monkeypatch):
-    from fedveil.bench import shadows as bench
-
-    for name, value in {"MODELS": ("logistic",), "SIZE": 20, "BATCH": 10, "CLIENTS": 2}.items():
-        monkeypatch.setattr(bench, name, value)
-    (row,) = bench.run(shadows=3, rounds=1, repeats=3)
-    assert row["name"] == "shadows/logistic" and 0 < row["low"] <= row["ratio"] <= row["high"]
-    assert row["ours"] > 0 and row["theirs"] > 0

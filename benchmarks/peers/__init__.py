@@ -1,0 +1,1 @@
+"""Other projects on the same work as ours. Each needs the extra `[bench]`."""

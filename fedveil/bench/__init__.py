@@ -1,1 +1,0 @@
-"""Benches: ratios measured side by side in one run."""

@@ -1,1 +1,0 @@
-"""Other projects, set to the same work; each needs the extra `[bench]`."""
