@@ -14,9 +14,10 @@ import typer
 from fedveil import config
 from fedveil.cli.main import _optional_resume, app
 from fedveil.data.registry import DATASETS
+from fedveil.defenses import catalog
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
 
 def blocks(page, language):
@@ -92,7 +93,8 @@ def no_new_datasets():
 @pytest.mark.parametrize("text", examples("python"))
 def test_python_examples_run(text, tmp_path, monkeypatch, capsys, no_new_datasets):
     monkeypatch.chdir(tmp_path)
-    exec(compile(text, "example", "exec"), {"__name__": "example"})
+    monkeypatch.setattr(catalog, "DEFENSES", dict(catalog.DEFENSES))  # an example may register a defence
+    exec(compile(text, "example", "exec", dont_inherit=True), {"__name__": "example"})
     assert capsys.readouterr().out
 
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A server and four nodes on this machine, as separate processes on loopback: TLS, node keys, no other network needed.
+# Starts a server and four nodes on this machine, as separate processes on loopback, with TLS and node keys. Needs no other network.
 # Usage: sh examples/deploy/loopback.sh [FOLDER]   (needs pip install 'fedveil[flower]' and the MNIST files)
 set -eu
 here=$(dirname "$0")
@@ -12,7 +12,7 @@ fedveil deploy server "$folder" & started="$!"
 for n in 0 1 2 3; do
     fedveil deploy node "$folder/node-$n" & started="$started $!"
 done
-# `run` needs the server's port; the nodes may come later.
+# `run` needs the port of the server. The nodes may join later.
 until fedveil deploy status "$folder" --json 2>/dev/null | grep -q '"up": true'; do sleep 1; done
 fedveil deploy run "$here/mnist.toml" --federation "$folder" --out "$folder/run"
 for n in 0 1 2 3; do fedveil deploy status "$folder/node-$n"; done
