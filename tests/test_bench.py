@@ -30,7 +30,7 @@ def test_opacus_is_given_the_same_network():
     import jax
 
     from fedveil.bench import round as bench
-    from fedveil.models.build import build
+    from fedveil.models.catalog import build
 
     for case in (bench.CASES | bench.DEEP).values():
         net = build(case.model, case.shape, case.classes)
@@ -43,7 +43,7 @@ def test_rounds_of_flower_average_what_its_clients_trained():
     pytest.importorskip("ray", reason="Flower's simulation is not installed (extra [bench])")
     import numpy as np
 
-    from fedveil.models.build import Choices, build
+    from fedveil.models.catalog import Choices, build
 
     net = build("mlp", (6,), 3, Choices(hidden=(5,)))
     x, y = np.random.default_rng(0).random((8, 6), np.float32), np.arange(8) % 3
@@ -69,7 +69,7 @@ def test_steps_of_pytorch_clip_and_follow_the_gradient():
 
     from fedveil.bench.peers import torch_round
     from fedveil.mechanisms.clip import clip_examples
-    from fedveil.models.build import Choices, build
+    from fedveil.models.catalog import Choices, build
     from fedveil.simulation.client import cross_entropy
 
     net = build("mlp", (6,), 3, Choices(hidden=(5,)))

@@ -35,7 +35,7 @@ from fedveil.attacks.reconstruction.run import Reconstruction, reconstruct
 from fedveil.attacks.score import ssim
 from fedveil.bench.peers import breaching_attack, torch_attack
 from fedveil.bench.rows import row
-from fedveil.models.build import Choices, build
+from fedveil.models.catalog import Choices, build
 from fedveil.models.layers import Array, Params, Shape
 from fedveil.models.net import Net
 from fedveil.simulation.client import cross_entropy

@@ -33,7 +33,7 @@ from fedveil.bench.peers.torch_nets import sequential
 from fedveil.bench.rows import row
 from fedveil.data.arrays import from_arrays
 from fedveil.data.dataset import Dataset
-from fedveil.models.build import build
+from fedveil.models.catalog import build
 
 PRIVATE = {"name": "fed-cdp"}
 NONE = {"name": "none"}

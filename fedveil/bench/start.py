@@ -29,7 +29,7 @@ from pathlib import Path
 
 from fedveil.bench.ledger import processor
 from fedveil.bench.rows import row
-from fedveil.compiled import SETTING
+from fedveil.compilation import SETTING
 from fedveil.core.errors import RunError
 
 HEAVY = ("numpy", "pydantic", "rich", "scipy", "dp_accounting", "optax", "jax", "sklearn", "torch")

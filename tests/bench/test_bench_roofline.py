@@ -6,36 +6,37 @@ import pytest
 
 from fedveil.bench import roofline as bench
 from fedveil.bench import round as rounds
-from fedveil.models import flops
-from fedveil.models.build import build
+from fedveil.models import net as counts
+from fedveil.models.catalog import build
 
 
 def test_the_cnn_is_counted_as_by_hand():
     net = build("cnn", (28, 28, 1), 10)
     conv1, conv2, dense = 26 * 26 * 9 * 32, 10 * 10 * 288 * 64, 5 * 5 * 64 * 10
-    assert [(p.name, p.operations) for p in flops.products(net)] == [
+    assert [(p.name, p.operations) for p in counts.products(net)] == [
         ("conv1", 2 * conv1),
         ("conv2", 2 * conv2),
         ("dense", 2 * dense),
     ]
-    assert flops.forward(net) == 2 * (conv1 + conv2 + dense)
-    assert flops.training(net) == 4 * conv1 + 6 * conv2 + 6 * dense
+    assert counts.forward_operations(net) == 2 * (conv1 + conv2 + dense)
+    assert counts.training_operations(net) == 4 * conv1 + 6 * conv2 + 6 * dense
 
 
 def test_the_mlp_is_counted_as_by_hand():
     net = build("mlp", (105,), 2)
     weights = 105 * 64 + 64 * 32 + 32 * 2
-    assert flops.forward(net) == 2 * weights
-    assert flops.training(net) == 6 * weights - 2 * 105 * 64
+    assert counts.forward_operations(net) == 2 * weights
+    assert counts.training_operations(net) == 6 * weights - 2 * 105 * 64
     inputs, outputs, batch = 105 + 64 + 32, 64 + 32 + 2, 3
     forward = weights + batch * (inputs + outputs)
-    assert flops.forward_bytes(net, batch) == 4 * forward
-    assert flops.training_bytes(net, batch) == 4 * (2 * forward + weights + batch * (64 + 32) + 3 * weights)
+    assert counts.forward_bytes(net, batch) == 4 * forward
+    assert counts.training_bytes(net, batch) == 4 * (2 * forward + weights + batch * (64 + 32) + 3 * weights)
 
 
 @pytest.mark.parametrize(("model", "shape"), [("lenet-cpl", (32, 32, 3)), ("resnet20", (32, 32, 3))])
 def test_forward_passes_hold_every_product(model, shape):
     """Counted while the layers run: the `linear` of a forward pass sees the shapes of each product."""
+    from fedveil.kernels.clipping import merged
     from fedveil.models.layers import Context, linear
 
     net, seen = build(model, shape, 10), []
@@ -45,10 +46,10 @@ def test_forward_passes_hold_every_product(model, shape):
         return linear(name, params, x)
 
     def apply(key, x):
-        return net.apply(net.init(key), x, Context(linear=counting, fused=True))
+        return net.apply(net.init(key), x, Context(linear=counting, merge=merged))
 
     jax.eval_shape(apply, jax.random.key(0), jnp.zeros((1, *shape)))
-    assert [(p.name, p.operations) for p in flops.products(net)] == seen
+    assert [(p.name, p.operations) for p in counts.products(net)] == seen
 
 
 def test_the_fastest_size_is_taken(monkeypatch):
