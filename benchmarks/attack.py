@@ -35,7 +35,7 @@ from fedveil.attacks.observe import Observation
 from fedveil.attacks.reconstruction import inits
 from fedveil.attacks.reconstruction.run import Reconstruction, reconstruct
 from fedveil.attacks.score import ssim
-from fedveil.models.build import Choices, build
+from fedveil.models.catalog import Choices, build
 from fedveil.models.layers import Array, Params, Shape
 from fedveil.models.net import Net
 from fedveil.simulation.client import cross_entropy

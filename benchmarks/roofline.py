@@ -2,7 +2,7 @@
 
 The machine's two rates are measured in the same process, taking turns with training: square float32 matrix products of the
 size that is fastest here, and copies of an array that is larger than any cache. The operations and bytes of training are
-counted from layer shapes (`flops.py`), per client and local step. Each phase includes the one before it. A phase runs as
+counted from layer shapes (`models/net.py`), per client and step. Each phase includes the one before it. A phase runs as
 many clients at once as a round does, each with its own weights, and its steps are one compiled loop.
 
 | row | ours | theirs |
@@ -11,7 +11,7 @@ many clients at once as a round does, each with its own weights, and its steps a
 | `roofline/MODEL/step` | of local steps without a defence: forward, backward, update | likewise |
 | `roofline/MODEL/private` | of local steps of Fed-CDP: with clip and noise | likewise |
 | `roofline/MODEL/round` | of whole rounds of Fed-CDP: with sampling of batches and aggregation | likewise |
-| `roofline/MODEL/PHASE/bytes` | bytes per second, by the count of `flops.py` | of copying |
+| `roofline/MODEL/PHASE/bytes` | bytes per second, by the count of `models/net.py` | of copying |
 | `roofline/MODEL/noise/bytes` | of drawing the noise alone and adding it to the gradients | likewise |
 
 A ratio is the share of the machine's rate. Bytes are counted as if nothing stayed in a cache: a share above 1 shows that
@@ -33,12 +33,14 @@ from benchmarks import round as rounds
 from benchmarks.rows import row
 from fedveil import api
 from fedveil.core import keys
-from fedveil.models import flops
+from fedveil.kernels.clipping import training_context
+from fedveil.models import net as counts
 from fedveil.models.layers import Array
 from fedveil.models.net import Net
 from fedveil.random import noise
 from fedveil.simulation import client
-from fedveil.simulation.client import Local, RoundContext, Task
+from fedveil.simulation.client import Local, Task
+from fedveil.simulation.inputs import Batch, RoundContext
 
 Turn = Callable[[int], float]  # takes the number of a turn and returns its seconds
 
@@ -114,7 +116,7 @@ def product_turn(side: int) -> Turn:
 
 def copy_turn(size: int) -> Turn:
     """Reads an array of `size` bytes and writes another."""
-    return _timed(jax.jit(lambda a: a + 1.0), jnp.zeros(size // flops.SIZE, jnp.float32))
+    return _timed(jax.jit(lambda a: a + 1.0), jnp.zeros(size // counts.FLOAT_BYTES, jnp.float32))
 
 
 def _timed(function: Callable[..., Any], *args: Any) -> Turn:
@@ -140,8 +142,8 @@ def phases(case: rounds.Case, size: Size) -> dict[str, Phase]:
     net = task.model
     assert isinstance(net, Net)
     loops = Loops(task, net, simulator.x, simulator.y, simulator.chunk, size.steps)
-    forward = (case.batch * flops.forward(net), flops.forward_bytes(net, case.batch))
-    training = (case.batch * flops.training(net), flops.training_bytes(net, case.batch))
+    forward = (case.batch * counts.forward_operations(net), counts.forward_bytes(net, case.batch))
+    training = (case.batch * counts.training_operations(net), counts.training_bytes(net, case.batch))
     weights = sum(int(a.size) for a in jax.tree.leaves(loops.params)) // simulator.chunk
     every = size.clients * size.steps
     return {
@@ -149,7 +151,7 @@ def phases(case: rounds.Case, size: Size) -> dict[str, Phase]:
         "step": Phase(loops.local(replace(task, defenses=())), count * training[0], count * training[1]),
         "private": Phase(loops.local(task), count * training[0], count * training[1]),
         "round": Phase(whole, every * training[0], every * training[1]),
-        "noise": Phase(loops.noise(), 0, count * 2 * flops.SIZE * weights),
+        "noise": Phase(loops.noise(), 0, count * 2 * counts.FLOAT_BYTES * weights),
     }
 
 
@@ -165,7 +167,8 @@ class Loops:
 
     def forward(self) -> Turn:
         """Forward passes and losses only."""
-        context = client.in_training(self.task, None)
+        hooks = self.task.kernels
+        context = training_context(None, None, hooks.bfloat16) if hooks else None
 
         def one(params: Any, index: Array, key: Array, x: Array, y: Array) -> Array:
             def body(total: Array, rows: Array) -> tuple[Array, None]:
@@ -181,11 +184,11 @@ class Loops:
         there = jnp.ones(self.index.shape[2], bool)
 
         def one(params: Any, index: Array, key: Array, x: Array, y: Array) -> Any:
-            now = RoundContext(key, key, 0, 1e-4)
+            context = RoundContext(key, key, 0, 1e-4)
 
             def body(local: Local, inputs: tuple[Array, Array]) -> tuple[Local, None]:
                 number, rows = inputs
-                return client.step(task, local, x[rows], y[rows], there, number, now), None
+                return client.step(task, local, Batch(x[rows], y[rows], there), number, context), None
 
             numbers = jnp.arange(index.shape[0])
             return jax.lax.scan(body, client.start(task, params), (numbers, index))[0].params

@@ -34,7 +34,7 @@ from benchmarks.rows import row
 from fedveil import api
 from fedveil.data.arrays import from_arrays
 from fedveil.data.dataset import Dataset
-from fedveil.models.build import build
+from fedveil.models.catalog import build
 
 PRIVATE = {"name": "fed-cdp"}
 NONE = {"name": "none"}

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from benchmarks.ledger import processor
 from benchmarks.rows import row
-from fedveil.compiled import SETTING
+from fedveil.compilation import SETTING
 from fedveil.core.errors import RunError
 
 HEAVY = ("numpy", "pydantic", "rich", "scipy", "dp_accounting", "optax", "jax", "sklearn", "torch")

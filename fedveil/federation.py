@@ -25,7 +25,7 @@ from fedveil.data.registry import DATASETS
 from fedveil.data.split import cut_share
 from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import make_all
-from fedveil.models.build import Choices, build
+from fedveil.models.catalog import Choices, build
 from fedveil.models.net import Model, Net
 from fedveil.simulation.sampling import BatchSampling, client_weights
 
@@ -132,11 +132,11 @@ def checked_defenses(config: Config, setting: Setting) -> tuple[Defense, ...]:
     return defenses
 
 
-def make_setting(config: Config, partition: Partition, law: BatchSampling, model: Model, examples: int) -> Setting:
+def make_setting(config: Config, partition: Partition, sampling: BatchSampling, model: Model, examples: int) -> Setting:
     """What the defences and the ledger may know of a run."""
     train = config.train
     assert train.batch is not None and train.per_round is not None and train.rounds is not None
-    sizes = tuple((int(n), law.steps_for(int(n))) for n in np.unique(partition.length))
+    sizes = tuple((int(n), sampling.steps_for(int(n))) for n in np.unique(partition.length))
     weights = client_weights(train.weights, partition)
     return Setting(
         clients=config.data.clients,
@@ -214,7 +214,7 @@ def prepare(
     """
     from fedveil.simulation.context import FederationContext
     from fedveil.simulation.server import ServerRule
-    from fedveil.simulation.simulator import Faults, Schedule, Simulator
+    from fedveil.simulation.simulator import Faults, FederatedData, Schedule, SimulationSettings, Simulator
 
     config = resolve(config, trainable=trainable)
     data = config.data
@@ -225,25 +225,25 @@ def prepare(
         dataset = _with_public(dataset, share)
     if partition is None:
         partition = partition_of(config, dataset.train.y, dataset.classes)
-    law = batch_sampling(config, partition)
-    task = _task(config, dataset, partition, law, model)
+    sampling = batch_sampling(config, partition)
+    task = _task(config, dataset, partition, sampling, model)
     draws = draws or Draws.of(config.train.noise_seed)
-    context = FederationContext(replace(task, defenses=()), dataset, partition, law, draws)
+    context = FederationContext(replace(task, defenses=()), dataset, partition, sampling, draws)
     task = replace(task, defenses=tuple(defense.prepare(context) for defense in task.defenses))
     train, speed = config.train, config.speed
     assert train.lr is not None and train.lr_end is not None and train.rounds is not None
     simulator = Simulator(
         task,
         ServerRule(train.server_lr, train.server_momentum, keeps_late=train.late > 0),
-        dataset,
-        partition,
-        law,
-        Schedule(train.lr, train.lr_end, train.rounds),
-        seed=train.seed,
-        draws=draws,
-        faults=Faults(train.dropout, train.late),
-        engine=speed.engine,
-        chunk=None if speed.chunk == "auto" else speed.chunk,
+        FederatedData(dataset, partition, sampling),
+        SimulationSettings(
+            Schedule(train.lr, train.lr_end, train.rounds),
+            seed=train.seed,
+            draws=draws,
+            faults=Faults(train.dropout, train.late),
+            engine=speed.engine,
+            chunk=None if speed.chunk == "auto" else speed.chunk,
+        ),
     )
     rounds, stops = affordable_rounds(config, task.defenses, task.setting)
     return Federation(config, dataset, partition, simulator, rounds, stops, own_model=model is not None)
@@ -281,15 +281,15 @@ def _with_public(dataset: Dataset, share: float) -> Dataset:
     return replace(dataset, public=public, held_out=rest)
 
 
-def _task(config: Config, dataset: Dataset, partition: Partition, law: BatchSampling, model: Model | None) -> Task:
-    from fedveil.simulation.client import Task
+def _task(config: Config, dataset: Dataset, partition: Partition, sampling: BatchSampling, model: Model | None) -> Task:
+    from fedveil.simulation.client import Task, accelerated
 
     train = config.train
     if model is None:
         model = build_model(config, dataset.shape, dataset.classes)
     else:
         _check_model(model, dataset)
-    setting = make_setting(config, partition, law, model, len(dataset.train))
+    setting = make_setting(config, partition, sampling, model, len(dataset.train))
     defenses = checked_defenses(config, setting)
     return Task(
         model=model,
@@ -299,12 +299,12 @@ def _task(config: Config, dataset: Dataset, partition: Partition, law: BatchSamp
         scale=dataset.scale,
         dtype=config.speed.precision,
         ragged_steps=len({steps for _, steps in setting.sizes}) > 1,
-        half=_half(config),
+        kernels=accelerated(_bfloat16(config)),
     )
 
 
-def _half(config: Config) -> bool:
-    """Whether training rounds patches to bfloat16: if asked for, or left open on a graphics card."""
+def _bfloat16(config: Config) -> bool:
+    """Whether training rounds patches to bfloat16: if the config says so, or by default on a GPU."""
     if config.speed.products == "auto":
         import jax
 

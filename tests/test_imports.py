@@ -13,13 +13,14 @@ ROOT = Path(__file__).parents[1] / "fedveil"
 # From the bottom up. A module belongs to the longest name that fits; the modules of one entry may import each other.
 LAYERS = (
     ("core",),
-    ("compiled", "compiler", "kept", "bounds"),
+    ("compilation", "bounds"),
     ("random",),
     ("mechanisms",),
     ("models",),
     ("data",),
     ("defenses",),
     ("accounting",),
+    ("kernels",),
     ("simulation",),
     ("attacks.catalog", "attacks.adversaries"),  # names and settings of attacks, which a config is checked against
     ("config",),

@@ -111,11 +111,11 @@ def test_the_operating_system_gives_another_secret_each_time(true_secrets, monke
 
 def test_no_secret_is_in_the_cache_of_draws():
     law = sampling.BatchSampling("poisson", 4, 3, None)
-    before = sampling._kept.cache_info().currsize
+    before = sampling._cached_draw.cache_info().currsize
     assert same(sampling.draw_positions(law, SECRET, 0, 0, 0, 20), sampling.draw_positions(law, SECRET, 0, 0, 0, 20))
-    assert sampling._kept.cache_info().currsize == before
+    assert sampling._cached_draw.cache_info().currsize == before
     sampling.draw_positions(law, Draws(987654), 0, 0, 0, 20)
-    assert sampling._kept.cache_info().currsize == before + 1
+    assert sampling._cached_draw.cache_info().currsize == before + 1
 
 
 # --- runs that differ, runs that repeat

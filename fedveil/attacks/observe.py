@@ -136,7 +136,7 @@ def drawn_rows(federation: Federation, number: int, client: int) -> list[np.ndar
 
     simulator = federation.simulator
     rows = simulator.partition.client(int(client))
-    drawn = client_batches(simulator.law, simulator.draws, number, int(client), 0, len(rows))
+    drawn = client_batches(simulator.sampling, simulator.draws, number, int(client), 0, len(rows))
     return [rows[positions] for positions in drawn]
 
 

@@ -21,7 +21,6 @@ import numpy as np
 
 from fedveil.models.layers import Array, Context, Conv, Dense, GroupNorm, Layer, Params, Residual, Shape
 from fedveil.models.net import Model, Net
-from fedveil.simulation.client import can_fuse
 
 LABEL = 0  # of every canary
 OUTPUTS = 2
@@ -109,7 +108,8 @@ def canary_model(like: Model, layers: int, width: int) -> tuple[Model, tuple[Kin
     """A model of `width` orthogonal directions with the layers of the real one, clipped the way the real one is."""
     kinds = kinds_of(like, layers)
     net = Net((Canaries("canary", OUTPUTS, False, kinds, width),), (layers + 1 + width,))
-    return (net if can_fuse(like) else Opaque(net)), kinds
+    fused = isinstance(like, Net) and like.clips_in_one_pass
+    return (net if fused else Opaque(net)), kinds
 
 
 # --- records

@@ -15,7 +15,7 @@ from fedveil.audit.canary import Canary, canaries_for
 from fedveil.audit.path import EMPTY, CanaryPath, Leaves, NodePath, Path, Scene, subtract
 from fedveil.core.events import Release
 from fedveil.core.setting import Setting
-from fedveil.simulation import sampling
+from fedveil.simulation.sampling import Cohort
 
 STEP_STAGES = ("example", "batch")
 CLIENT_STAGES = ("update", "upload")
@@ -112,8 +112,7 @@ class Probe:
     @property
     def _fills(self) -> bool:
         """Whether a canary client's batches may be full: where the divisor is the same as without records."""
-        sim = self.path.simulator
-        return sim.blank is not None or sim.law.batching == "poisson"
+        return self.path.blank is not None or self.path.simulator.sampling.batching == "poisson"
 
     def _shown(self, number: int, client: int, scene: Scene, factor: float) -> Leaves:
         if self.release.stage in (*SERVER_STAGES, "broadcast"):
@@ -153,15 +152,14 @@ def rounds_to_probe(release: Release, setting: Setting) -> tuple[int, ...]:
     return tuple(sorted({t for t in first if 0 <= t <= last and (t > 0 or release.stage != "broadcast")}))
 
 
-def worst_cohort(path: Path, size: int) -> sampling.Cohort:
+def worst_cohort(path: Path, size: int) -> Cohort:
     """The heaviest client among the lightest: where its weight in the mean is largest."""
     weights = path.simulator.weights
     order = np.argsort(weights, kind="stable")
     heaviest = int(np.argmax(weights))
     others = [int(c) for c in order if c != heaviest][: size - 1]
     chosen = np.sort(np.array([heaviest, *others]))
-    nobody = np.zeros(len(chosen), np.int64)
-    return sampling.Cohort(chosen, nobody, nobody.astype(bool), len(chosen), 0)
+    return Cohort.only(chosen)
 
 
 # --- the canary model
@@ -193,7 +191,7 @@ def prepare_cohort(path: Path, release: Release) -> int:
     """Forces the canary's client into the cohort where the server's sum is looked at; returns that client."""
     heaviest = int(np.argmax(path.simulator.weights))
     if release.stage in (*SERVER_STAGES, "broadcast"):
-        path.simulator.forced = worst_cohort(path, path.task.setting.per_round)
+        path.forced = worst_cohort(path, path.task.setting.per_round)
     return heaviest
 
 
@@ -291,6 +289,7 @@ def _under_two_labels(path: AnyPath, client: int) -> list[int]:
     sim = path.simulator
     rows = [int(row) for row in sim.partition.client(client)[:2]]
     if len(rows) == 2:
-        sim.x = sim.x.at[rows[1]].set(sim.x[rows[0]])
-        sim.y = sim.y.at[rows[1]].set((sim.y[rows[0]] + 1) % sim.dataset.classes)
+        x = sim.x.at[rows[1]].set(sim.x[rows[0]])
+        y = sim.y.at[rows[1]].set((sim.y[rows[0]] + 1) % sim.dataset.classes)
+        (path.path if isinstance(path, NodePath) else path).simulator = sim.variant(x=x, y=y)
     return rows

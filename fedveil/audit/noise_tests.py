@@ -60,11 +60,9 @@ class NoiseTests:
         # What is declared may depend on the number of steps, which is cut short on the canary model.
         short = _same(defense, release, setting)
         yield from findings(measure.measure_canaries(path, short, rounds, clients))
-        if path.simulator.cut is not None and release.stage in measure.STEP_STAGES:
+        if path.simulator.microbatches is not None and release.stage in measure.STEP_STAGES:
             self.audit.tell(f"noise, {where}: canary model, batches not cut into micro-batches")
-            path.simulator.in_microbatches = False
-            whole = measure.measure_canaries(path, short, rounds[:1], clients)
-            path.simulator.in_microbatches = True
+            whole = measure.measure_canaries(path.in_whole_batches(), short, rounds[:1], clients)
             yield from findings(replace(whole, path="whole batches"))
         assert own is not None
         yield from self._own(own, _same(defense, release, own.task.setting), rounds, clients[:OWN_CLIENTS])
@@ -73,7 +71,7 @@ class NoiseTests:
         """The user's own model in the simulator, and in a node where the noise is the client's."""
         where = f"{release.unit} at {release.tap}"
         self.audit.tell(f"noise, {where}: own model")
-        own.simulator.forced = None
+        own.forced = None
         yield from findings(measure.measure_own(own, release, rounds, clients))
         if release.stage in (*measure.STEP_STAGES, *measure.CLIENT_STAGES):
             self.audit.tell(f"noise, {where}: a node's program and keys")

@@ -1,17 +1,18 @@
-"""The executed path: the simulator's own compiled programs and a node's, fed with records that the audit places.
+"""The executed path: the simulator's own compiled programs and a node's, with records that the audit places.
 
-Cohorts, keys, micro-batches, chunks, programs, the server's step: all are the simulator's. The audit decides only who takes
-part, which record is where in a batch, and after how many local steps a client stops. The first differences of messages
-after 0, 1, 2, … steps show each step's noise alone, and two runs that differ in one record show its contribution alone,
-since noise is keyed by round, client and step and so cancels.
+Cohorts, keys, micro-batches, chunks, programs and the server's step are the simulator's. The audit decides only who takes
+part, which record is in which slot of a batch, and after how many local steps a client stops. The first differences of
+messages after 0, 1, 2, … steps show the noise of each step alone. Two runs that differ in one record show its contribution
+alone: noise is keyed by round, client and step, so it cancels.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -23,24 +24,27 @@ from fedveil.data.dataset import Dataset, Part
 from fedveil.defenses.base import Defense
 from fedveil.deploy import node
 from fedveil.random import secure
-from fedveil.simulation import microbatches, sampling
-from fedveil.simulation.client import RoundContext, Task
+from fedveil.simulation import microbatches
+from fedveil.simulation.client import Task
+from fedveil.simulation.inputs import ClientInputs, RoundContext
+from fedveil.simulation.microbatches import Microbatches
+from fedveil.simulation.sampling import Batches, Cohort
 from fedveil.simulation.server import ServerRule, ServerState
-from fedveil.simulation.simulator import Simulator
+from fedveil.simulation.simulator import FederatedData, SimulationSettings, Simulator
 
 Leaves = dict[str, np.ndarray]  # "layer/array" → values in float64
 
-MOST_STEPS = 32  # local steps of an audited round, and
-CANARY_STEPS = 4  # on the canary model
+MOST_STEPS = 32  # local steps of an audited round
+CANARY_STEPS = 4  # local steps on the canary model
 _RULE = ServerRule(server_lr=1.0, server_momentum=0.0, keeps_late=False)  # the rest is post-processing
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What the clients of a round hold: rows of the dataset in the first slots of their batches, by client.
+    """The records of a round: rows of the dataset in the first slots of the batches, by client.
 
-    All other slots are blank. `steps`: the steps in which the rows are there (None: all). `made`: after how many steps
-    every client stops (None: all). `fill`: each row of a client is repeated until its batches are full.
+    All other slots are blank. `steps`: the steps that hold the rows (None: all). `made`: every client stops after this many
+    steps (None: after all). `fill`: the rows of a client are repeated until its batches are full.
     """
 
     placed: tuple[tuple[int, tuple[int, ...]], ...] = ()
@@ -52,58 +56,25 @@ class Scene:
 EMPTY = Scene()
 
 
-class Placed(Simulator):
-    """A simulator whose records, and where wanted cohorts, are placed by the audit."""
-
-    scene = EMPTY
-    forced: sampling.Cohort | None = None
-    blank: int | None = None  # the row of a record without gradient; None: blank slots are masked out
-    in_microbatches = True
-
-    def cohort(self, state: ServerState, number: int) -> sampling.Cohort:
-        return super().cohort(state, number) if self.forced is None else self.forced
-
-    def _batches(self, part: sampling.Cohort, number: int) -> tuple[np.ndarray, ...]:
-        cut, self.cut = self.cut, self.cut if self.in_microbatches else None
-        arrays = [np.array(a) for a in super()._batches(part, number)]
-        self.cut = cut
-        self._clear(arrays[0], arrays[1])
-        held = dict(self.scene.placed)
-        for place, client in enumerate(part.clients):
-            if int(client) in held:
-                self._place(arrays, place, held[int(client)])
-        if self.scene.made is not None:
-            if len(arrays) == 3:
-                arrays[2][:] = np.minimum(arrays[2], self.scene.made)
-            else:
-                arrays[3][:] &= arrays[2] < self.scene.made
-        return tuple(arrays)
-
-    def _clear(self, index: np.ndarray, mask: np.ndarray) -> None:
-        if self.blank is None:
-            mask[:] = False
-        else:
-            index[:] = self.blank
-
-    def _place(self, arrays: list[np.ndarray], client: int, rows: tuple[int, ...]) -> None:
-        """Puts the rows into the first slots of each step's batch (of its first part, where it has parts)."""
-        index, mask = arrays[0][client], arrays[1][client]
-        if self.scene.fill:
-            rows = tuple(np.resize(rows, min(index.shape[1], int(self.partition.length.max()))))
-        last = self.task.setting.local_steps
-        for step in range(last) if self.scene.steps is None else self.scene.steps:
-            at = step if len(arrays) == 3 else int(np.argmax(arrays[2][client] == step))
-            index[at, : len(rows)], mask[at, : len(rows)] = rows, True
-
-
 class Path:
-    """One model on the executed path: what a client sends and what the server releases, for any scene."""
+    """One model on the executed path: what a client sends and what the server releases, for any scene.
+
+    `forced` is the cohort of every round, None for drawn cohorts. `blank` is the row of a record without a gradient; None:
+    blank slots are masked out.
+    """
 
     name = "simulator"
 
-    def __init__(self, simulator: Placed):
-        self.simulator, self.task = simulator, simulator.task
+    def __init__(self, simulator: Simulator, blank: int | None = None):
+        self.simulator, self.task, self.blank = simulator, simulator.task, blank
+        self.forced: Cohort | None = None
         self._models: dict[float, ServerState] = {}
+
+    def in_whole_batches(self) -> Self:
+        """The same path without micro-batches."""
+        made = copy.copy(self)
+        made.simulator = self.simulator.variant(microbatches=None)
+        return made
 
     def state(self, factor: float) -> ServerState:
         """The state before the first round, every parameter of the first model times a factor: an adversary at the server
@@ -117,84 +88,107 @@ class Path:
     def message(self, number: int, client: int, scene: Scene, factor: float = 0.0) -> Leaves:
         """What one client sends in a round, by the training program of its chunk, as a difference to the server's model."""
         sim = self.simulator
-        sim.scene = scene
-        with jax.enable_x64(self.task.dtype == "float64"):
-            lr = jnp.asarray(sim.schedule.at(number), self.task.dtype)
-            summed, _ = sim._collect_vectorised(self.state(factor), alone(client), number, sim.round_key(number), lr)
-            return _leaves(summed.total, float(sim.weights[client]))
+        summed = sim.collect(self.state(factor), number, sim.chunks(Cohort.only([client]), number, self._edit(scene)))
+        return _leaves(summed.total, float(sim.weights[client]))
 
     def change(self, number: int, scene: Scene, factor: float = 0.0) -> Leaves:
         """What a whole round adds to the released model: cohort, clients, aggregation and the server's step."""
-        sim = self.simulator
-        sim.scene = scene
-        with jax.enable_x64(self.task.dtype == "float64"):
-            state = self.state(factor)
-            before = _leaves(state.params)
-            after, _ = sim.round(state, number)
-            return subtract(_leaves(after.params), before)
+        sim, state = self.simulator, self.state(factor)
+        before = _leaves(state.params)
+        cohort = sim.cohort(state, number) if self.forced is None else self.forced
+        after = sim.run(state, number, sim.chunks(cohort, number, self._edit(scene)))
+        return subtract(_leaves(after.params), before)
 
     def examples(self, number: int, client: int, records: np.ndarray) -> tuple[Leaves, int]:
         """What the tap `example` shows in the first step of a client, [slots, ...], and how many slots are filled.
 
-        `records` [n, ...] stand in the first slots of the batch; all others are blank. Nothing is shown of batches that
+        `records` [n, ...] are in the first slots of the batch; all others are blank. Nothing is shown of batches that
         would need a program of another width.
         """
         sim = self.simulator
-        batches = sim._whole_batches(number, [client], 1)
+        batches = sim.observed_batches(number, [client], 1)
         if batches.mask.shape[2] != self._usual_width:
             return {}, 0
         drawn = batches.index[0, 0][batches.mask[0, 0]]
-        kept = sim.x
         fits = min(len(drawn), len(records))
         if fits:
-            sim.x = kept.at[drawn[:fits]].set(jnp.asarray(records[:fits], kept.dtype))
-        with jax.enable_x64(self.task.dtype == "float64"):
-            shown = sim.observe(self.state(0.0), number, client, frozenset({"example"}), (0,))["example"][0]
-        sim.x = kept
+            sim = sim.variant(x=sim.x.at[drawn[:fits]].set(jnp.asarray(records[:fits], sim.x.dtype)))
+        shown = sim.observe(self.state(0.0), number, client, frozenset({"example"}), (0,))["example"][0]
         return _leaves(shown), len(drawn)
 
     @cached_property
     def _usual_width(self) -> int:
         """The commonest width of first batches."""
         clients = range(min(32, self.task.setting.clients))
-        widths = [self.simulator._whole_batches(0, [c], 1).mask.shape[2] for c in clients]
+        widths = [self.simulator.observed_batches(0, [c], 1).mask.shape[2] for c in clients]
         return max(set(widths), key=widths.count)
 
     def reseed(self, seed: int) -> None:
-        draws = keys.Draws(seed)
-        self.simulator.seed, self.simulator.draws, self.simulator._root = seed, draws, draws.root()
+        self.simulator = self.simulator.variant(seed=seed, draws=keys.Draws(seed))
+
+    # --- the scene
+
+    def _edit(self, scene: Scene) -> Any:
+        return partial(self.place, scene)
+
+    def place(self, scene: Scene, cohort: Cohort, drawn: Batches | Microbatches) -> Batches | Microbatches:
+        """The batches of a cohort with the records of a scene in place of those that were drawn."""
+        batches = jax.tree.map(np.array, drawn)
+        if self.blank is None:
+            batches.mask[:] = False
+        else:
+            batches.index[:] = self.blank
+        held = dict(scene.placed)
+        for row, client in enumerate(cohort.clients):
+            if int(client) in held:
+                self._fill(scene, batches, row, held[int(client)])
+        if scene.made is not None:
+            if isinstance(batches, Microbatches):
+                batches.last[:] &= batches.step < scene.made
+            else:
+                batches.steps[:] = np.minimum(batches.steps, scene.made)
+        return batches
+
+    def _fill(self, scene: Scene, batches: Batches | Microbatches, row: int, rows: tuple[int, ...]) -> None:
+        """Puts the rows into the first slots of each step's batch (of its first micro-batch)."""
+        index, mask = batches.index[row], batches.mask[row]
+        if scene.fill:
+            rows = tuple(np.resize(rows, min(index.shape[1], int(self.simulator.partition.length.max()))))
+        for step in range(self.task.setting.local_steps) if scene.steps is None else scene.steps:
+            at = int(np.argmax(batches.step[row] == step)) if isinstance(batches, Microbatches) else step
+            index[at, : len(rows)], mask[at, : len(rows)] = rows, True
 
 
 class NodePath:
-    """The same messages from a deployed node's program, under its ChaCha keys: each follows from a secret of the audit."""
+    """The same messages from a deployed node's program, under ChaCha keys that follow from a secret of the audit."""
 
     name = "node"
 
     def __init__(self, path: Path):
-        self.path, self.simulator, self.task = path, path.simulator, path.task
+        self.path, self.task = path, path.task
+
+    @property
+    def simulator(self) -> Simulator:
+        return self.path.simulator
+
+    @property
+    def blank(self) -> int | None:
+        return self.path.blank
 
     def message(self, number: int, client: int, scene: Scene, factor: float = 0.0) -> Leaves:
         """What a node sends in a round."""
-        sim, task = self.simulator, self.task
-        sim.scene, sim.in_microbatches = scene, False
-        index, mask, steps = (a[0] for a in sim._batches(alone(client), number))
-        sim.in_microbatches = True
-        with jax.enable_x64(task.dtype == "float64"):
+        sim, cohort = self.simulator, Cohort.only([client])
+        batches = jax.tree.map(lambda a: a[0], self.path.place(scene, cohort, sim.whole_batches(cohort, number)))
+        with jax.enable_x64(self.task.dtype == "float64"):
             state = self.path.state(factor)
-            lr = jnp.asarray(sim.schedule.at(number), task.dtype)
-            moment = RoundContext(self._key(number, client), self._key(number, -1), jnp.int32(number), lr)
-            model = state.params  # as sent and as received
+            inputs = sim.inputs(state, number)
+            context = RoundContext(self._key(number, client), self._key(number, -1), jnp.int32(number), inputs.lr)
             known = jax.tree.map(lambda a: a[client], state.clients)
-            message, _, _ = node._whole(task, model, model, sim.x, sim.y, index, mask, steps, known, moment)
-            return _leaves(message)
+            own = ClientInputs(client, 0, batches, state=known)
+            return _leaves(node.local_round(self.task, inputs, state.params, own, context).message)
 
     def _key(self, number: int, client: int) -> Any:
         return secure.key_of(hashlib.sha256(f"audit {self.simulator.seed} {number} {client}".encode()).digest())
-
-
-def alone(client: int) -> sampling.Cohort:
-    """A cohort of one."""
-    return sampling.Cohort(np.array([client]), np.zeros(1, np.int64), np.zeros(1, bool), 1, 0)
 
 
 def _leaves(tree: Any, divisor: float = 1.0) -> Leaves:
@@ -217,30 +211,26 @@ def audited_task(task: Task, defenses: tuple[Defense, ...], most: int) -> Task:
 
 def own_path(like: Simulator, defenses: tuple[Defense, ...], seed: int) -> Path:
     """The user's own model on its own data."""
-    task = audited_task(like.task, defenses, MOST_STEPS)
-    simulator = _placed(like, task, like.dataset, seed)
-    return Path(simulator)
+    return Path(_simulator(like, audited_task(like.task, defenses, MOST_STEPS), like.dataset, seed))
 
 
 def canary_path(like: Simulator, defenses: tuple[Defense, ...], width: int, seed: int, room: int = 256) -> CanaryPath:
     """The canary model in the same federation; the last `room` rows of its dataset are free for canaries."""
     task = audited_task(like.task, defenses, CANARY_STEPS)
     model, kinds = canary_model(task.model, task.setting.layers, width)
-    task = replace(task, model=model, scale=1.0, half=False)
+    task = replace(task.exact, model=model, scale=1.0)
     count = len(like.dataset.train) + room
     x = np.zeros((count, len(kinds) + 1 + width), task.dtype)
     part = Part(x, np.full(count, LABEL, np.int32))
     dataset = replace(like.dataset, name="canaries", train=part, held_out=part.take(np.arange(1)), classes=2)
-    simulator = _placed(like, task, dataset, seed)
-    simulator.blank = 0
-    return CanaryPath(simulator, kinds, width, count - room)
+    return CanaryPath(_simulator(like, task, dataset, seed), kinds, width, count - room)
 
 
 class CanaryPath(Path):
     """The canary model: records are set by the audit, row by row."""
 
-    def __init__(self, simulator: Placed, kinds: tuple[Kind, ...], width: int, first: int):
-        super().__init__(simulator)
+    def __init__(self, simulator: Simulator, kinds: tuple[Kind, ...], width: int, first: int):
+        super().__init__(simulator, blank=0)
         self.kinds, self.width, self.first = kinds, width, first
 
     @property
@@ -250,21 +240,20 @@ class CanaryPath(Path):
 
     def put(self, records: np.ndarray) -> tuple[int, ...]:
         """Writes records [n, ...] into the free rows; returns the rows."""
-        sim = self.simulator
-        sim.x = sim.x.at[self.first : self.first + len(records)].set(jnp.asarray(records, sim.x.dtype))
-        return tuple(range(self.first, self.first + len(records)))
+        x = self.simulator.x
+        rows = slice(self.first, self.first + len(records))
+        self.simulator = self.simulator.variant(x=x.at[rows].set(jnp.asarray(records, x.dtype)))
+        return tuple(range(rows.start, rows.stop))
 
 
-def _placed(like: Simulator, task: Task, dataset: Dataset, seed: int) -> Placed:
-    """A simulator of the same federation, with batches cut the way the user's are."""
-    law = replace(like.law, local_steps=task.setting.local_steps, local_epochs=None)
-    draws = keys.Draws(seed)
-    made = Placed(task, _RULE, dataset, like.partition, law, like.schedule, draws=draws, seed=seed, chunk=like.chunk)
-    made.cut = None
-    if like.cut is not None:
-        largest = int(like.partition.max_length)
-        needed = microbatches._parts_needed(
-            largest, law.rate(largest), like.cut.width, task.setting.local_steps, like.chunk
-        )
-        made.cut = microbatches.Shape(like.cut.width, needed)
-    return made
+def _simulator(like: Simulator, task: Task, dataset: Dataset, seed: int) -> Simulator:
+    """A simulator of the same federation, with micro-batches as wide as the user's."""
+    steps = task.setting.local_steps
+    drawn = replace(like.sampling, local_steps=steps, local_epochs=None)
+    shape = None
+    if like.microbatches is not None:
+        width, largest = like.microbatches.width, int(like.partition.max_length)
+        count = microbatches.needed(largest, drawn.rate(largest), width, steps, like.chunk)
+        shape = microbatches.Shape(width, count)
+    settings = SimulationSettings(like.schedule, seed, keys.Draws(seed), chunk=like.chunk, microbatches=shape)
+    return Simulator(task, _RULE, FederatedData(dataset, like.partition, drawn), settings)

@@ -99,12 +99,13 @@ class Run:
         if self.tap in ("release", "broadcast"):
             together = min(setting.per_round, path.width)
             self._put(together)
-            path.simulator.forced = worst_cohort(path, setting.per_round)
+            path.forced = worst_cohort(path, setting.per_round)
             return self._changes, together
         if self.unit == "client":
             self._put(1)
             return self._messages, 1
-        places = min(setting.batch, path.width, path.simulator.cut.width if path.simulator.cut else setting.batch)
+        shape = path.simulator.microbatches
+        places = min(setting.batch, path.width, shape.width if shape else setting.batch)
         self._put(places)
         return self._messages, places
 
@@ -149,8 +150,8 @@ class Run:
         """One canary client for each direction, seen in the model that a round makes; each group has keys of its own."""
         path = self.path
         path.reseed(seed + 1000 * (number + 1))
-        assert path.simulator.forced is not None
-        clients = [int(c) for c in path.simulator.forced.clients[: len(tossed)]]
+        assert path.forced is not None
+        clients = [int(c) for c in path.forced.clients[: len(tossed)]]
         held = tuple((c, (row,)) for c, row in zip(clients, self._rows(tossed), strict=True))
         found = []
         for t in range(self.rounds):

@@ -54,5 +54,5 @@ class Audit:
             self.paths[defenses] = canary_path(self.simulator, defenses, width, self.seed)
         found = self.paths[defenses]
         found.reseed(self.seed)
-        found.simulator.forced = None
+        found.forced = None
         return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,10 @@ from fedveil.core import keys
 from fedveil.models.layers import Array, Params
 from fedveil.simulation import client as client_part
 from fedveil.simulation import server, simulator
-from fedveil.simulation.client import RoundContext, Task
+from fedveil.simulation.client import Task
+from fedveil.simulation.inputs import ClientInputs, RoundInputs
+from fedveil.simulation.observation import observed
+from fedveil.simulation.sampling import Batches
 from fedveil.simulation.server import ServerRule, ServerState
 
 _RULE = ServerRule(server_lr=1.0, server_momentum=0.0, keeps_late=False)
@@ -46,9 +48,7 @@ class Trial:
     def _one(self, root: Array, present: bool) -> Array:
         task, attacked = self.task, self.attacked
         params = jax.tree.map(lambda a: a.astype(task.dtype), task.model.init(root))
-        stateful = {str(place): d for place, d in enumerate(task.defenses) if d.stateful}
-        memory = {place: d.initial_client_states(params, self.clients) for place, d in stateful.items()}
-        state = server.initial_state(_RULE, params, memory)
+        state = server.initial_state(_RULE, params, server.initial_client_states(task, params, self.clients))
 
         def body(state: ServerState, number: Array) -> tuple[ServerState, Array]:
             return self._round(state, root, number, present)
@@ -59,29 +59,25 @@ class Trial:
     def _round(self, state: ServerState, root: Array, number: Array, present: bool) -> tuple[ServerState, Array]:
         task, tap = self.task, self.attacked.tap
         round_key, lr = keys.round_key(root, number), jnp.asarray(self.lr, task.dtype)
-        args = (*self._inputs(present), round_key, number, lr)
-        summed, clients = simulator.chunk_sum(
-            task, _RULE, (server.empty_sum(_RULE, state.params), state.clients), state.params, *args
-        )
+        x, chunk = self._clients(present)
+        inputs = RoundInputs(state.params, x, jnp.full(3, LABEL), round_key, number, lr)
+        nothing = (server.empty_sum(_RULE, state.params), state.clients)
+        summed, clients = simulator.chunk_sum(task, _RULE, nothing, inputs, chunk)
         new = server.advance(task, _RULE, replace(state, clients=clients), summed, round_key, lr)
         if tap == "example":
-            return new, self._example(state, present, round_key, number, lr)
+            return new, self._example(inputs, replace(chunk, state=state.clients))
         if not shows_sums(tap, task.setting) or tap == "server":
             return new, -self._along(summed.total) / self.weights[0]
         seen = new.params
         if tap == "broadcast":
-            following = keys.round_key(root, number + 1)
-            now = RoundContext(keys.client_key(following, 0, 0), keys.shared_key(following), number + 1, lr)
-            seen = client_part.begin(task, seen, now)
+            following = replace(inputs, key=keys.round_key(root, number + 1), number=number + 1)
+            seen = client_part.begin(task, seen, client_part.client_context(following, 0))
         return new, self._along(state.params) - self._along(seen)
 
-    def _example(self, state: ServerState, present: bool, round_key: Array, number: Array, lr: Array) -> Array:
-        """What the tap `example` shows of the canary's place."""
-        x, y, (index, mask, steps), ids, *_ = self._inputs(present)
-        shown = simulator._watched(
-            self.task, frozenset({"example"}), (0,), state.params, x, y, index, mask, steps, ids, state.clients,
-            round_key, number, lr,
-        )["example"][0]  # fmt: skip
+    def _example(self, inputs: RoundInputs, chunk: ClientInputs) -> Array:
+        """What the tap `example` shows of the canary's slot."""
+        look = partial(observed, self.task, frozenset({"example"}), (0,), inputs)
+        shown = jax.vmap(look)(chunk)["example"][0]
         return self._along(jax.tree.map(lambda a: a[0, 0], shown))
 
     # --- what clients hold
@@ -91,8 +87,8 @@ class Trial:
         """[clients] of the messages: the canary's is the largest that any client can have."""
         return np.where(np.arange(self.clients) == 0, self.task.setting.max_weight, 1.0)
 
-    def _inputs(self, present: bool) -> tuple[Any, ...]:
-        """Data, batches and clients as `chunk_sum` takes them."""
+    def _clients(self, present: bool) -> tuple[Array, ClientInputs]:
+        """The rows of the dataset, and the clients as `chunk_sum` takes them."""
         task, steps = self.task, self.attacked.steps
         every = tuple(range(len(self.kinds)))
         record = Canary("", every, FEW_BIAS).record(self.kinds, 1, self.norm)
@@ -105,10 +101,10 @@ class Trial:
         index = np.full((self.clients, steps, width), BLANK, np.int32)
         index[0] = own
         mask = np.ones(index.shape, bool)
-        batches = (jnp.asarray(index), jnp.asarray(mask), jnp.full(self.clients, steps, jnp.int32))
+        batches = Batches(jnp.asarray(index), jnp.asarray(mask), jnp.full(self.clients, steps, jnp.int32))  # type: ignore[arg-type]
         ids = jnp.arange(self.clients)
         weight = jnp.asarray(self.weights, task.dtype)
-        return x, jnp.full(3, LABEL), batches, ids, jnp.zeros_like(ids), weight, jnp.zeros(self.clients, bool)
+        return x, ClientInputs(ids, jnp.zeros_like(ids), batches, weight, jnp.zeros(self.clients, bool))
 
     def _along(self, tree: Params) -> Array:
         """The part along the canary's direction, in all layers."""
@@ -123,7 +119,7 @@ class Trial:
 def trial(task: Task, attacked: Attacked, clients: int, norm: float) -> Trial:
     setting = replace(task.setting, local_steps=attacked.steps)
     model, kinds = canary_model(task.model, setting.layers, 1)
-    played = replace(task, model=model, setting=setting, optimizer="sgd", scale=1.0, ragged_steps=False, half=False)
+    played = replace(task, model=model, setting=setting, optimizer="sgd", scale=1.0, ragged_steps=False).exact
     return Trial(played, attacked, clients, kinds, norm, setting.lr)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil import __version__, compiled, kept
+from fedveil import __version__, compilation
 from fedveil.cli import deploy
 from fedveil.cli.options import FileArgument, JsonOption, SetOption
 from fedveil.core.errors import FedveilError, Interrupted, did_you_mean, printable, show
@@ -353,8 +353,7 @@ def _commands() -> list[str]:
 
 def entry() -> None:
     """The console script."""
-    folder = compiled.keep()
-    kept.use(folder and folder / "programs")
+    compilation.use_cache()
     code = main()
     if code == INTERRUPTED:
         # Leaving in the usual way would wait for what the device still computes, or crash in the midst of a compilation.

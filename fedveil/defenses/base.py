@@ -93,7 +93,7 @@ class Defense:
     private: ClassVar[bool] = False  # has a privacy account: `auto` sampling then takes what can be certified tightly
 
     averages_models: ClassVar[bool] = False  # filters whole models: `auto` aggregation is then fedavg
-    stateful: ClassVar[bool] = False  # keeps something per client from round to round, see `initial_memory`
+    stateful: ClassVar[bool] = False  # keeps a state of each client from round to round, see `initial_client_state`
     reads_losses: ClassVar[bool] = False  # `select` looks at the losses that clients reported last
 
     held: ClassVar[Any] = None  # what `prepare` found; no key of the config
@@ -113,7 +113,7 @@ class Defense:
         return made
 
     def initial_client_states(self, params: Tree, clients: int) -> Tree:
-        """[clients, ...] `initial_memory` of every client: the same for all, unless it is measured at each."""
+        """[clients, ...] `initial_client_state` of every client: the same for all, unless it is measured at each."""
         import jax
         import jax.numpy as jnp
 
@@ -121,11 +121,11 @@ class Defense:
         return jax.tree.map(lambda a: jnp.broadcast_to(a, (clients, *a.shape)) + jnp.zeros((), a.dtype), one)
 
     def initial_client_state(self, params: Tree) -> Tree:
-        """What a stateful defence remembers of each client before its first round, in the shape it will keep."""
+        """A stateful defence's state of each client before its first round, in the shape it will keep."""
         raise NotImplementedError
 
-    def recall(self, stage: str, value: Tree, memory: Tree, at: StageContext) -> tuple[Tree, Tree]:
-        """A stateful defence's stage (`batch` or `upload`): the filtered value and the new memory of this client."""
+    def apply_with_state(self, stage: str, value: Tree, state: Tree, at: StageContext) -> tuple[Tree, Tree]:
+        """A stateful defence's stage (`batch` or `upload`): the filtered value and the client's new state."""
         raise NotImplementedError
 
     # --- the account

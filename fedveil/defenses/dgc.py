@@ -67,13 +67,13 @@ class DGC(Defense):
 
         return jax.tree.map(jnp.zeros_like, params)
 
-    def recall(self, stage: str, value: Any, memory: Any, at: StageContext) -> tuple[Any, Any]:
+    def apply_with_state(self, stage: str, value: Any, state: Any, at: StageContext) -> tuple[Any, Any]:
         import jax
 
         from fedveil.defenses import sparse
 
         # Batches may differ in size, so what is remembered of them are means. At `upload` the divisor is 1.
-        whole = jax.tree.map(lambda v, m: v / at.divisor + m, value, memory)
+        whole = jax.tree.map(lambda v, m: v / at.divisor + m, value, state)
         count = sparse.entries(whole)
         chosen = sparse.largest(whole, count - sparse.dropped(self.share, count))
         sent = jax.tree.map(lambda a: a * at.divisor, sparse.only(chosen, whole))

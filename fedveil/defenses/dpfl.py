@@ -153,9 +153,9 @@ class DPFL(Defense):
         )  # fmt: skip
         return [placed]
 
-    def recall(self, stage: str, value: Any, memory: Any, at: StageContext) -> tuple[Any, Any]:
+    def apply_with_state(self, stage: str, value: Any, state: Any, at: StageContext) -> tuple[Any, Any]:
         mechanism = self.mechanism(at.setting)
-        return mechanism.noise_by_share(mechanism.clip_one(value, at), memory, at), memory
+        return mechanism.noise_by_share(mechanism.clip_one(value, at), state, at), state
 
     # --- Algorithm 3, lines 10 and 11
 

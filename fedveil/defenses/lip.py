@@ -89,9 +89,9 @@ class LIP(Defense):
             reason = "layers without noise show their part of the update as it is; to noise all of them use dpfl"
         return [Placed(self.mechanism(setting), "server", "client", "round", "upload", "upload", reason=reason)]
 
-    def recall(self, stage: str, value: Any, memory: Any, at: StageContext) -> tuple[Any, Any]:
+    def apply_with_state(self, stage: str, value: Any, state: Any, at: StageContext) -> tuple[Any, Any]:
         mechanism = self.mechanism(at.setting)
-        return mechanism.noise_by_share(mechanism.clip_one(value, at), memory, at), memory
+        return mechanism.noise_by_share(mechanism.clip_one(value, at), state, at), state
 
     def claims(self, setting: Setting) -> list[Claim]:
         reason = "per round and for the noised layers alone"

@@ -36,7 +36,7 @@ from fedveil.random import secure
 from fedveil.runs import RunFolder, environment, write_text
 from fedveil.simulation import client as client_part
 from fedveil.simulation import sampling, server
-from fedveil.simulation.client import RoundContext
+from fedveil.simulation.inputs import RoundContext
 from fedveil.simulation.server import Answers, ServerState
 from fedveil.simulation.simulator import RoundReport
 
@@ -356,7 +356,7 @@ class _Run:
         round_key: Any,
         lr: Any,
     ) -> tuple[ServerState, RoundReport]:
-        """The messages of a round into the next model: `collect`, `remember`, `advance`."""
+        """The messages of a round into the next model: `collect`, `update_client_states`, `advance`."""
         simulator = self.simulator
         averaging = simulator.task.setting.aggregation == "fedavg"
         summed, clients = server.empty_sum(simulator.rule, state.params), state.clients
@@ -369,7 +369,7 @@ class _Run:
                 late=jnp.zeros(1, bool),
                 loss=jnp.asarray([loss], simulator.task.dtype),
             )
-            clients = server.remember(clients, jnp.asarray([c]), one, {})
+            clients = server.update_client_states(clients, jnp.asarray([c]), one, {})
             summed = self._collect(summed, one)
         counters = replace(summed, total={}, late={})
         report = RoundReport(number, cohort.chosen, len(cohort.clients) - len(taken), 0, counters)

@@ -45,11 +45,12 @@ from fedveil.random import secure
 from fedveil.runs import named_leaves, write_atomic
 from fedveil.simulation import client as client_part
 from fedveil.simulation import sampling
-from fedveil.simulation.client import RoundContext, Task
+from fedveil.simulation.client import Task, accelerated
 from fedveil.simulation.context import FederationContext
+from fedveil.simulation.inputs import ClientInputs, RoundContext, RoundInputs
 
 Tree = Any
-_whole = jax.jit(client_part.received_on, static_argnums=0)
+local_round = jax.jit(client_part.local_round, static_argnums=0)  # the audit runs this program, too
 
 
 def introduce(home: Path) -> Introduction:
@@ -109,7 +110,7 @@ class _Plan:
 
     config: Config
     task: Task
-    law: sampling.BatchSampling
+    sampling: sampling.BatchSampling
     steps: int
 
     def lr(self, number: int) -> float:
@@ -158,9 +159,9 @@ class _Round:
         assert train.batch is not None and train.rounds is not None
         if not 0 <= request.round < train.rounds:
             raise Refused(f"there is no round {request.round} in a run of {train.rounds}")
-        law = sampling.BatchSampling(train.batching, train.batch, train.local_steps, train.local_epochs)
+        drawn = sampling.BatchSampling(train.batching, train.batch, train.local_steps, train.local_epochs)
         model = build_model(config, self.data.x.shape[1:], self.node.classes)
-        setting = make_setting(config, _as_client(0, len(self.data)), law, model, len(self.data))
+        setting = make_setting(config, _as_client(0, len(self.data)), drawn, model, len(self.data))
         # Sizes of the others are the server's word. A wrong one changes the noise, and the account of it alike.
         setting = replace(
             setting,
@@ -171,8 +172,9 @@ class _Round:
         defenses = make_all(config.defense)
         for defense in defenses:
             defense.check(setting)
-        task = Task(model, setting, train.optimizer, defenses, scale_of(self.data.x), config.speed.precision)
-        return _Plan(config, task, law, setting.local_steps)
+        scale, dtype = scale_of(self.data.x), config.speed.precision
+        task = Task(model, setting, train.optimizer, defenses, scale, dtype, kernels=accelerated())
+        return _Plan(config, task, drawn, setting.local_steps)
 
     def _received(self, planned: _Plan, parts: Parts) -> Tree:
         shapes = jax.eval_shape(planned.task.model.init, jax.random.key(0))
@@ -212,7 +214,9 @@ class _Round:
         """The defences, with this node's data in the hands of those that measure something on it."""
         task = replace(planned.task, defenses=())
         dataset = Dataset("node", self.data, self.data, "none", self.node.classes)
-        context = FederationContext(task, dataset, _as_client(self._id, len(self.data)), planned.law, self._draws())
+        context = FederationContext(
+            task, dataset, _as_client(self._id, len(self.data)), planned.sampling, self._draws()
+        )
         return tuple(d.node_part().prepare(context) for d in planned.task.defenses)
 
     def _draws(self) -> keys.Draws:
@@ -259,18 +263,20 @@ class _Round:
     # --- the computation
 
     def _compute(self, planned: _Plan, received: Tree, memory: Tree) -> tuple[Tree, Any, Tree]:
-        request, task, law = self.request, planned.task, planned.law
+        request, task = self.request, planned.task
         own = _as_client(self._id, len(self.data))
-        alone = sampling.Cohort(np.array([self._id]), np.zeros(1, np.int64), np.zeros(1, bool), 1, 0)
-        widths = sampling.batch_widths(law, own, planned.steps)
-        batches = sampling.draw_batches(law, own, self._draws(), request.round, alone, widths)
+        alone = sampling.Cohort.only([self._id])
+        widths = sampling.batch_widths(planned.sampling, own, planned.steps)
+        drawn = sampling.draw_batches(planned.sampling, own, self._draws(), request.round, alone, widths)
         lr = jnp.asarray(planned.lr(request.round), task.dtype)
         key, shared = self._keys()
-        moment = RoundContext(key, shared, jnp.int32(request.round), lr)
+        context = RoundContext(key, shared, jnp.int32(request.round), lr)
         # The server takes the difference of models (fedavg) itself: a node need not know the model before its noise.
         sent = jax.tree.map(np.zeros_like, received)
-        own_batches = (batches.index[0], batches.mask[0], batches.steps[0])
-        return _whole(task, sent, received, self.data.x, self.data.y, *own_batches, memory, moment)
+        inputs = RoundInputs(sent, self.data.x, self.data.y, shared, context.round, lr)
+        batches = jax.tree.map(lambda a: a[0], drawn)
+        found = local_round(task, inputs, received, ClientInputs(self._id, 0, batches, state=memory), context)
+        return found.message, found.loss, found.state
 
     def _keys(self) -> tuple[Any, Any]:
         if not self.request.test:

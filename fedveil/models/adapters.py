@@ -284,7 +284,7 @@ def _flatten(so_far: _Torch, name: str, layer: Any) -> None:
 
 def _dropout(so_far: _Torch, name: str, layer: Any) -> None:
     _need(name, layer, layer.p < 1, "takes a share below 1")
-    so_far.add(Dropout(layer.p, place=len(so_far.layers)))
+    so_far.add(Dropout(layer.p, index=len(so_far.layers)))
 
 
 def _leaky(so_far: _Torch, name: str, layer: Any) -> None:

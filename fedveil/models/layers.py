@@ -1,10 +1,9 @@
-"""The layers models are built from: small frozen descriptions with `init` and `apply` on plain arrays.
+"""The layers that networks are built from: small frozen dataclasses with `init` and `apply` on plain arrays.
 
-Images are NHWC, a batch comes first. A convolution is written as shifted slices joined to patches and one matrix
-product: under `vmap` over clients each client has its own weights, and `lax.conv` would then become a grouped
-convolution, which is several times slower. Every matrix product goes through one function, `linear`, that a caller may
-replace, and every scale and shift through another, `affine`: that is where a defence that clips layer by layer enters the
-backward pass without storing example gradients.
+Images are NHWC with a leading batch axis. A convolution is written as patches and one matrix product: under `vmap` over
+clients each client has its own weights, and `lax.conv` would become a grouped convolution, which is several times slower.
+Every matrix product goes through `Context.linear`, and every scale and shift through `Context.affine`. A caller may replace
+both, so that a backward pass can clip each layer without storing example gradients.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     import jax.numpy as jnp
 
     Array = jax.Array
-else:  # on first use: an account counts layers and computes nothing
+else:  # imported on first use: an account counts layers and computes nothing
     jax, jnp, Array = Lazy("jax"), Lazy("jax.numpy"), Any
 
 LayerParams = dict[str, Array]
@@ -43,27 +42,20 @@ def affine(name: str, params: LayerParams, x: Array) -> Array:
 
 @dataclass(frozen=True)
 class Context:
-    """What layers may use besides their input: a key where dropout is on, `linear` and `affine` in force, a probe.
+    """What layers may use besides their input. The defaults are those of evaluation: no dropout, plain layers.
 
-    `fused` lets a network compute several layers as one step (`pooling.py`): the same values, derivatives of first order.
-    `patches` takes the place of a convolution's own (`products.half_patches` keeps them in bfloat16).
+    `kernels` replaces `linear`, `affine`, `patches` and `merge` in training.
     """
 
-    rng: Array | None = None
+    rng: Array | None = None  # the key of dropout
     linear: Linear = linear
     affine: Linear = affine
-    fused: bool = False
-    patches: Callable[[Conv, Array, int, int], Array] | None = None
-    first: Callable[[LayerParams, Array], Array] | None = (
-        None  # convolution and pooling where `pooling.on_card` says so
-    )
-    pair: Callable[[tuple[bool, bool], LayerParams, LayerParams, Array], Array] | None = (
-        None  # two of them where `pooling.by_tiles` says so
-    )
-    probe: Callable[[str, Array], None] | None = field(default=None)  # sees each named layer's output
+    patches: Callable[[Conv, Array, int, int], Array] | None = None  # in place of `Conv.patches`
+    merge: Callable[[tuple[Layer, ...]], tuple[Layer, ...]] | None = None  # several layers as one faster step
+    probe: Callable[[str, Array], None] | None = field(default=None)  # receives each named layer's output
 
-    def look(self, conv: Conv, x: Array, rows: int, columns: int) -> Array:
-        """The patches of the first so many rows and columns of a convolution's outputs."""
+    def patches_of(self, conv: Conv, x: Array, rows: int, columns: int) -> Array:
+        """The patches of the first `rows` and `columns` of a convolution's outputs."""
         return self.patches(conv, x, rows, columns) if self.patches else conv.patches(x, rows, columns)
 
 
@@ -149,7 +141,7 @@ class Conv:
         return {self.name: _with_bias(w, self.channels, self.bias)}
 
     def patches(self, x: Array, rows: int | None = None, columns: int | None = None) -> Array:
-        """[batch, positions, kernel·kernel·channels]: what each output position looks at, or the first so many of them."""
+        """[batch, positions, kernel·kernel·channels]: what each output reads, or the first `rows`, `columns` of them."""
         if self.padding:
             p = self.padding
             x = jnp.pad(x, ((0, 0), (p, p), (p, p), (0, 0)))
@@ -169,7 +161,7 @@ class Conv:
         own = params[self.name]
         shape = self.out_shape(x.shape[1:])
         flat = {**own, "w": own["w"].reshape(-1, self.channels)}
-        seen = context.look(self, x, *shape[:2])
+        seen = context.patches_of(self, x, *shape[:2])
         y = context.linear(self.name, flat, seen).reshape(x.shape[0], *shape)
         if context.probe is not None:
             context.probe(self.name, y)
@@ -206,7 +198,7 @@ class Pool(Plain):
 
     def apply(self, params: Params, x: Array, context: Context) -> Array:
         rows, columns = x.shape[1] // 2, x.shape[2] // 2
-        # One reduction over a reshaped array: on a CPU 1.3× faster in training than four strided slices and `maximum`.
+        # One reduction over a reshaped array: in training on a CPU 1.3 times faster than four strided slices.
         windows = x[:, : 2 * rows, : 2 * columns].reshape(x.shape[0], rows, 2, columns, 2, x.shape[-1])
         return windows.max(axis=(2, 4)) if self.kind == "max" else windows.mean(axis=(2, 4))
 
@@ -235,15 +227,15 @@ class Flatten(Plain):
 
 @dataclass(frozen=True)
 class Dropout(Plain):
-    """Zeroes a share of the features in training; does nothing where no key is given (evaluation)."""
+    """Sets a share of the features to zero in training; does nothing in evaluation, where no key is given."""
 
     rate: float
-    place: int = 0  # which dropout of the network this is, so that two of them draw apart
+    index: int = 0  # which dropout of the network this is: each draws from its own key
 
     def apply(self, params: Params, x: Array, context: Context) -> Array:
         if context.rng is None or self.rate == 0.0:
             return x
-        keep = jax.random.bernoulli(jax.random.fold_in(context.rng, self.place), 1.0 - self.rate, x.shape)
+        keep = jax.random.bernoulli(jax.random.fold_in(context.rng, self.index), 1.0 - self.rate, x.shape)
         return jnp.where(keep, x / (1.0 - self.rate), 0.0)
 
 
@@ -251,8 +243,8 @@ class Dropout(Plain):
 class GroupNorm:
     """Normalisation over groups of channels within one example.
 
-    Not batch normalisation: that makes every example's gradient depend on the whole batch, so a per-example gradient,
-    its clip bound and its privacy would have no meaning.
+    Batch normalisation would make every example's gradient depend on the whole batch. A per-example gradient, its clip
+    bound and its privacy would then have no meaning.
     """
 
     name: str
@@ -270,14 +262,14 @@ class GroupNorm:
         return context.affine(self.name, params[self.name], normal)
 
     def _mean(self, x: Array) -> Array:
-        """The mean of each channel's group [batch, 1, 1, channels], first over each channel: that is read in wide words."""
+        """The mean of each channel's group [batch, 1, 1, channels]. Channels are averaged first, which reads wide words."""
         groups = x.mean(axis=(1, 2)).reshape(x.shape[0], self.groups, -1).mean(axis=2)
         return jnp.repeat(groups, x.shape[-1] // self.groups, axis=1)[:, None, None, :]
 
 
 @dataclass(frozen=True)
 class Residual:
-    """`body(x) + shortcut(x)`; the shortcut takes every second pixel and pads channels with zeros where shapes differ."""
+    """`body(x) + shortcut(x)`. Where shapes differ, the shortcut takes every second pixel and pads channels with zeros."""
 
     body: tuple[Layer, ...]
 
@@ -306,7 +298,7 @@ class Residual:
 def init_all(layers: tuple[Layer, ...], key: Array, shape: Shape) -> Params:
     """Parameters of all layers, each from its own key."""
     params: Params = {}
-    for place, layer in enumerate(layers):
-        params.update(layer.init(jax.random.fold_in(key, place), shape))
+    for index, layer in enumerate(layers):
+        params.update(layer.init(jax.random.fold_in(key, index), shape))
         shape = layer.out_shape(shape)
     return params

@@ -1,7 +1,16 @@
-"""A network as a row of layers: what the built-in models are, and what a round may ask of any model.
+"""A network as a sequence of layers, and the operations and bytes that training it takes.
 
-A model is anything with `init(key) -> params` and `apply(params, x) -> logits`, params a dict of layers (layer → dict of
-arrays), `x` a batch. `Net` adds what only our own layers can offer: dropout keys, a replaceable `linear`, a probe.
+A model is any object with `init(key) -> params` and `apply(params, x) -> logits`; params is a dict of layers (layer → dict
+of arrays), `x` a batch. `Net` adds what needs our own layers: dropout keys, replaceable layers, a probe.
+
+Operations are those of matrix products. A product of [positions, inputs] by [inputs, outputs] takes
+2·positions·inputs·outputs operations. A backward pass has two products, one for the weights and one for the inputs; the
+first layer needs no gradient of its inputs. A convolution before max-pooling is counted without the odd last row and
+column, as it is computed. Activations, losses, clips and noise are not counted: every way of training needs these products.
+
+Bytes are those of float32 arrays that move to and from memory once if nothing stays in a cache. Forward: weights and
+inputs are read, outputs written. Backward: the same inputs and weights are read with the gradients of the outputs, and
+gradients of weights and inputs are written. A step reads weights and gradients and writes weights.
 """
 
 from __future__ import annotations
@@ -12,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from fedveil.core.lazy import Lazy
 from fedveil.models.layers import (
+    Activation,
     Array,
     Context,
     Conv,
@@ -21,6 +31,7 @@ from fedveil.models.layers import (
     Layer,
     Params,
     Plain,
+    Pool,
     Residual,
     Shape,
     init_all,
@@ -28,10 +39,10 @@ from fedveil.models.layers import (
 
 if TYPE_CHECKING:
     import jax
-
-    from fedveil.models import pooling
 else:
-    jax, pooling = Lazy("jax"), Lazy("fedveil.models.pooling")
+    jax = Lazy("jax")
+
+FLOAT_BYTES = 4  # of a float32
 
 
 @runtime_checkable
@@ -62,13 +73,14 @@ class Net:
     def apply(self, params: Params, x: Array, context: Context | None = None) -> Array:
         """Logits [batch, classes]. Without a context: evaluation, no dropout."""
         context = context or Context()
-        for layer in pooling.paired(self.layers) if context.fused and context.probe is None else self.layers:
+        merged = context.merge(self.layers) if context.merge and context.probe is None else self.layers
+        for layer in merged:
             x = layer.apply(params, x, context)
         return x
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The layers that have parameters: the keys of what `init` gives, known without computing it."""
+        """The layers with parameters: the keys of the dict that `init` returns."""
         return tuple(_named(self.layers))
 
     @property
@@ -78,7 +90,7 @@ class Net:
 
     @property
     def clips_in_one_pass(self) -> bool:
-        """Whether all parameters go through `linear` or `affine`, each once: there a backward pass can clip them."""
+        """Whether every parameter goes through `linear` or `affine` exactly once, where a backward pass can clip it."""
         return _all_known(self.layers)
 
 
@@ -95,3 +107,75 @@ def _named(layers: Sequence[Layer]) -> Iterator[str]:
             yield from _named(layer.body)
         elif layer.name:
             yield layer.name
+
+
+# --- operations and bytes
+
+
+@dataclass(frozen=True)
+class Product:
+    """The matrix product of one layer for one example."""
+
+    name: str
+    positions: int
+    inputs: int
+    outputs: int
+
+    @property
+    def operations(self) -> int:
+        return 2 * self.positions * self.inputs * self.outputs
+
+    @property
+    def weights(self) -> int:
+        return self.inputs * self.outputs
+
+
+def products(net: Net) -> list[Product]:
+    """Every matrix product of a network in training, first layer first."""
+    return list(_products(net.layers, net.input_shape))
+
+
+def _products(layers: Sequence[Layer], shape: Shape) -> Iterator[Product]:
+    for index, layer in enumerate(layers):
+        out = layer.out_shape(shape)
+        if isinstance(layer, Residual):
+            yield from _products(layer.body, shape)
+        elif isinstance(layer, Dense):
+            yield Product(layer.name, 1, shape[0], layer.units)
+        elif isinstance(layer, Conv):
+            rows, columns, channels = out
+            if _max_pooled(layers[index + 1 :]):
+                rows, columns = rows // 2 * 2, columns // 2 * 2
+            yield Product(layer.name, rows * columns, layer.kernel**2 * shape[-1], channels)
+        shape = out
+
+
+def _max_pooled(following: Sequence[Layer]) -> bool:
+    """Whether max-pooling comes next, after an activation or at once."""
+    after = following[1:] if following and isinstance(following[0], Activation) else following
+    return bool(after) and isinstance(after[0], Pool) and after[0].kind == "max"
+
+
+def forward_operations(net: Net) -> int:
+    """Operations of the forward pass for one example."""
+    return sum(p.operations for p in products(net))
+
+
+def training_operations(net: Net) -> int:
+    """Operations of forward and backward pass for one example."""
+    first, *rest = products(net)
+    return 2 * first.operations + sum(3 * p.operations for p in rest)
+
+
+def forward_bytes(net: Net, batch: int) -> int:
+    """Bytes of the forward pass on a batch."""
+    return FLOAT_BYTES * sum(p.weights + batch * p.positions * (p.inputs + p.outputs) for p in products(net))
+
+
+def training_bytes(net: Net, batch: int) -> int:
+    """Bytes of forward pass, backward pass and step on a batch."""
+    found = products(net)
+    read = sum(p.weights + batch * p.positions * (p.inputs + p.outputs) for p in found)
+    written = sum(p.weights + batch * p.positions * p.inputs * (index > 0) for index, p in enumerate(found))
+    step = 3 * sum(p.weights for p in found)
+    return forward_bytes(net, batch) + FLOAT_BYTES * (read + written + step)

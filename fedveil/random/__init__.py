@@ -1,0 +1,1 @@
+"""Samplers of noise: keyed for simulations (`noise`), cryptographic for deployments (`secure`)."""

@@ -98,7 +98,7 @@ def noise_time(job: Job) -> Result:
     @jax.jit
     def noised(update: Params, key: Array) -> Params:
         at = StageContext(task.setting, key, key, 0, task.setting.lr)
-        return defense.recall("upload", update, memory, at)[0]
+        return defense.apply_with_state("upload", update, memory, at)[0]
 
     times = []
     for draw in range(int(job.options["repeats"]) + 1):

@@ -1,4 +1,4 @@
-"""What defences may compute with the federation before training, and on the server's public data."""
+"""What defences may compute with the federation before training, and with the server's public data."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from fedveil.data.partition import Partition
 from fedveil.models.layers import Array, Params
 from fedveil.models.net import Model
 from fedveil.simulation import client as client_part
-from fedveil.simulation import sampling
+from fedveil.simulation import sampling as draw
 from fedveil.simulation.client import Task
+from fedveil.simulation.inputs import Batch, ClientInputs, RoundContext, RoundInputs
+from fedveil.simulation.sampling import BatchSampling, Cohort
 
 Tree = Any
-Batches = tuple[Array, Array, Array]  # index, mask, steps
-Measure = Callable[[Model, Params, Array, Array, Array], Tree]  # model, params, x, y, present → what is measured
+Measure = Callable[[Model, Params, Array, Array, Array], Tree]  # (model, params, x, y, present) → measurement
 
 CHUNK = 20  # clients at once; a constant, so that nothing in [speed] can change what is measured
-MOST = 1000  # examples of a client that are looked at, evenly spread over what it holds
+MOST = 1000  # examples of a client that are measured, evenly spread over its data
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +37,7 @@ class FederationContext:
     task: Task  # without defences
     dataset: Dataset
     partition: Partition
-    law: sampling.BatchSampling
+    sampling: BatchSampling
     draws: keys.Draws
 
     @property
@@ -52,44 +53,43 @@ class FederationContext:
         after = task.setting.rounds  # the number of a round that training never reaches
         key, lr = keys.round_key(self.draws.root(), after), jnp.asarray(task.setting.lr, task.dtype)
         chunk = min(CHUNK, partition.clients)
-        widths = sampling.batch_widths(self.law, partition, chunk * task.setting.local_steps)
+        widths = draw.batch_widths(self.sampling, partition, chunk * task.setting.local_steps)
         x, y = jnp.asarray(self.dataset.train.x), jnp.asarray(self.dataset.train.y)
+        inputs = RoundInputs(params, x, y, key, after, lr)
 
-        def one(data: tuple[Array, Array], key: Array, batches: Batches, c: Array, rows: Array, present: Array) -> Tree:
-            now = client_part.RoundContext(keys.client_key(key, c, 0), keys.shared_key(key), after, lr)
-            update, _, _ = client_part.whole(task, params, *data, *batches, {}, now)
-            trained = jax.tree.map(jnp.add, params, update)
-            seen = data[0][rows].astype(task.dtype) * jnp.asarray(task.scale, task.dtype)
-            return measure(task.model, trained, seen, data[1][rows], present)
+        def one(inputs: RoundInputs, own: ClientInputs, rows: Array, present: Array) -> Tree:
+            update = client_part.client_round(task, inputs, own).message
+            trained = jax.tree.map(jnp.add, inputs.params, update)
+            examples = inputs.x[rows].astype(task.dtype) * jnp.asarray(task.scale, task.dtype)
+            return measure(task.model, trained, examples, inputs.y[rows], present)
 
-        together = jax.jit(
-            jax.vmap(one, in_axes=(None, None, 0, 0, 0, 0))
-        )  # the key as an argument: programs are cached
+        together = jax.jit(jax.vmap(one, in_axes=(None, 0, 0, 0)))
         found = []
         for first in range(0, partition.clients, chunk):
-            ids = np.arange(first, first + chunk) % partition.clients  # the last chunk is filled up, and cut below
-            nobody = np.zeros(chunk, np.int64)
-            cohort = sampling.Cohort(ids, nobody, nobody.astype(bool), chunk, 0)
-            drawn = sampling.draw_batches(self.law, partition, self.draws, after, cohort, widths)
-            rows, present = self._local_rows(ids)
-            found.append(together((x, y), key, (drawn.index, drawn.mask, drawn.steps), ids, rows, present))
+            ids = (
+                np.arange(first, first + chunk) % partition.clients
+            )  # the last chunk is filled up, and truncated below
+            cohort = Cohort.only(ids)
+            drawn = draw.draw_batches(self.sampling, partition, self.draws, after, cohort, widths)
+            own = ClientInputs(ids, cohort.occurrence, drawn, np.ones(chunk, task.dtype), cohort.late)
+            found.append(together(inputs, own, *self._local_rows(ids)))
         return jax.tree.map(lambda *parts: jnp.concatenate(parts)[: partition.clients], *found)
 
     def _local_rows(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the dataset that each client looks at [clients, width], and which of them are no padding."""
+        """Rows of the dataset that each client measures [clients, width], and which of them are not padding."""
         width = min(MOST, self.partition.max_length)
         rows, present = np.zeros((len(ids), width), np.int32), np.zeros((len(ids), width), bool)
-        for place, c in enumerate(ids):
+        for index, c in enumerate(ids):
             own = self.partition.client(int(c))
             taken = own if len(own) <= width else own[np.arange(width) * len(own) // width]
-            rows[place, : len(taken)], present[place, : len(taken)] = taken, True
+            rows[index, : len(taken)], present[index, : len(taken)] = taken, True
         return rows, present
 
     def public_epoch(self, params: Params, at: StageContext) -> Params:
         """One epoch over the public set, in a fresh order, by the local optimiser and its learning rate."""
         public = self.dataset.public
         assert public is not None
-        # Public batches have nothing to hide: divided by the examples they hold.
+        # Public batches need no nominal divisor: each is divided by its number of examples.
         task = replace(self.task, setting=replace(self.task.setting, batching="shuffle"))
         size, count = min(task.setting.batch, len(public)), len(public)
         steps = math.ceil(count / size)
@@ -97,11 +97,11 @@ class FederationContext:
         order = jnp.resize(jax.random.permutation(order_key, count), (steps * size,)).reshape(steps, size)
         mask = (jnp.arange(steps * size) < count).reshape(steps, size)
         x, y = jnp.asarray(public.x), jnp.asarray(public.y)
-        now = client_part.RoundContext(step_key, at.shared, at.round, at.lr)
+        context = RoundContext(step_key, at.shared, at.round, at.lr)
 
         def step(local: Any, inputs: Any) -> Any:
             number, rows, present = inputs
-            return client_part.step(task, local, x[rows], y[rows], present, number, now), None
+            return client_part.step(task, local, Batch(x[rows], y[rows], present), number, context), None
 
         local, _ = jax.lax.scan(step, client_part.start(task, params), (jnp.arange(steps), order, mask))
         return local.params

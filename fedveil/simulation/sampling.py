@@ -1,13 +1,14 @@
-"""Who takes part in a round and which examples form each local batch: decided on the host, keyed, exact.
+"""Which clients take part in a round, and which examples form each local batch.
 
-Both are drawn with numpy before the round is computed. So the sampling laws are exact (no float32 on the way), shapes are
-known before anything is compiled, and no batch is ever cut to fit: a Poisson round picks a width that holds its largest
-batch.
+Both are drawn on the host with numpy before the round is computed. So the distributions are exact (no float32 is involved),
+shapes are known before anything is compiled, and no batch is truncated: a Poisson round takes a width that holds its
+largest batch.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -32,6 +33,16 @@ class Cohort:
     chosen: int
     lost: int
 
+    @classmethod
+    def only(cls, clients: Sequence[int] | np.ndarray) -> Cohort:
+        """A cohort of these clients, none of them lost or late."""
+        ids = np.asarray(clients, np.int64)
+        return cls(ids, np.zeros(len(ids), np.int64), np.zeros(len(ids), bool), len(ids), 0)
+
+    def part(self, where: slice) -> Cohort:
+        """Some of the clients that answer."""
+        return replace(self, clients=self.clients[where], occurrence=self.occurrence[where], late=self.late[where])
+
 
 def draw_cohort(
     draws: Draws,
@@ -54,14 +65,14 @@ def draw_cohort(
     return Cohort(kept, _occurrences(kept), _coins(draws, "late", round_, kept, late), len(chosen), int(lost.sum()))
 
 
-def answering(cohort: Cohort, there: np.ndarray) -> Cohort:
-    """A cohort without the clients that are not `there` [clients]; nothing that is drawn for the others changes."""
-    kept = there[cohort.clients]
+def answering(cohort: Cohort, present: np.ndarray) -> Cohort:
+    """A cohort without the clients that are not `present` [clients]. The draws of the others do not change."""
+    kept = present[cohort.clients]
     return replace(cohort, clients=cohort.clients[kept], occurrence=cohort.occurrence[kept], late=cohort.late[kept])
 
 
 def draw_clients(rng: np.random.Generator, clients: int, per_round: int, sampling: str) -> np.ndarray:
-    """Client ids, by the named law; `poisson` takes each with probability per_round / clients."""
+    """Client ids by the named distribution; `poisson` takes each with probability per_round / clients."""
     if sampling == "poisson":
         count = int(rng.binomial(clients, per_round / clients))
         return np.sort(rng.choice(clients, count, replace=False, shuffle=False))
@@ -71,19 +82,19 @@ def draw_clients(rng: np.random.Generator, clients: int, per_round: int, samplin
 
 
 def _occurrences(chosen: np.ndarray) -> np.ndarray:
-    """For sorted ids: how often the same id came before."""
+    """For sorted ids: how often the same id occurs before."""
     first = np.searchsorted(chosen, chosen, side="left")
     return np.arange(len(chosen)) - first
 
 
 def _coins(draws: Draws, purpose: str, round_: int, chosen: np.ndarray, share: float) -> np.ndarray:
-    """One coin per client; keyed by client, so that it does not depend on who else was chosen."""
+    """One coin per client, keyed by client, so that it does not depend on the other clients."""
     if share == 0.0:
         return np.zeros(len(chosen), bool)
     return np.array([draws.host(purpose, round_, int(c)).random() < share for c in chosen], bool)
 
 
-FEW = 32  # examples that a client draws in a round, up to which its draw is remembered
+CACHED_DRAWS = 32  # a client that draws at most this many examples in a round has its draw cached
 
 
 @dataclass(frozen=True)
@@ -105,7 +116,7 @@ class BatchSampling:
     local_epochs: int | None
 
     def steps_for(self, size: int) -> int:
-        """Local steps of a client with so many examples."""
+        """Local steps of a client with `size` examples."""
         if self.local_steps is not None:
             return self.local_steps
         assert self.local_epochs is not None
@@ -117,43 +128,43 @@ class BatchSampling:
 
 
 def client_batches(
-    law: BatchSampling, draws: Draws, round_: int, client: int, occurrence: int, size: int
+    sampling: BatchSampling, draws: Draws, round_: int, client: int, occurrence: int, size: int
 ) -> list[np.ndarray]:
     """The local batches of one client in one round: for each step the positions (0 … size-1) of its examples."""
-    positions, counts = draw_positions(law, draws, round_, client, occurrence, size)
+    positions, counts = draw_positions(sampling, draws, round_, client, occurrence, size)
     return np.split(positions, np.cumsum(counts)[:-1])
 
 
 def draw_positions(
-    law: BatchSampling, draws: Draws, round_: int, client: int, occurrence: int, size: int
+    sampling: BatchSampling, draws: Draws, round_: int, client: int, occurrence: int, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The positions of all batches of a client one after another, and how many belong to each step."""
-    if draws.seed is not None and law.steps_for(size) * law.batch <= FEW:
-        return _kept(law, draws.seed, round_, client, occurrence, size)
-    return _draw(law, draws, round_, client, occurrence, size)
+    if draws.seed is not None and sampling.steps_for(size) * sampling.batch <= CACHED_DRAWS:
+        return _cached_draw(sampling, draws.seed, round_, client, occurrence, size)
+    return _draw(sampling, draws, round_, client, occurrence, size)
 
 
 def _draw(
-    law: BatchSampling, draws: Draws, round_: int, client: int, occurrence: int, size: int
+    sampling: BatchSampling, draws: Draws, round_: int, client: int, occurrence: int, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     rng = draws.host("batch", round_, client, occurrence)
-    steps = law.steps_for(size)
-    if law.batching == "poisson":
-        return _poisson(rng, steps, size, law.rate(size))
-    if law.batching == "without-replacement":
-        return _subsets(rng, steps, size, min(law.batch, size))
-    return _shuffled(rng, steps, size, law.batch)
+    steps = sampling.steps_for(size)
+    if sampling.batching == "poisson":
+        return _poisson(rng, steps, size, sampling.rate(size))
+    if sampling.batching == "without-replacement":
+        return _subsets(rng, steps, size, min(sampling.batch, size))
+    return _shuffled(rng, steps, size, sampling.batch)
 
 
 @lru_cache(maxsize=1 << 16)
-def _kept(
-    law: BatchSampling, seed: int, round_: int, client: int, occurrence: int, size: int
+def _cached_draw(
+    sampling: BatchSampling, seed: int, round_: int, client: int, occurrence: int, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """`_draw` by a seed, cached: studies compare defences on the same draws, and a generator costs more than few draws.
 
-    Draws from a secret are never cached: the cache outlives the run.
+    Draws from a secret are never cached, because the cache outlives the run.
     """
-    positions, counts = _draw(law, Draws(seed), round_, client, occurrence, size)
+    positions, counts = _draw(sampling, Draws(seed), round_, client, occurrence, size)
     positions.flags.writeable = counts.flags.writeable = False
     return positions, counts
 
@@ -162,7 +173,7 @@ def _poisson(rng: np.random.Generator, steps: int, size: int, rate: float) -> tu
     """Each example in each batch with probability `rate`, independently.
 
     All steps at once: the number of hits in the steps × size grid is binomial, and given their number they are a
-    uniformly random subset of the grid. The same law as one coin per cell, at the cost of the hits alone.
+    uniformly random subset of the grid. This is the distribution of one coin per cell, at the cost of the hits alone.
     """
     hits = int(rng.binomial(steps * size, rate))
     if not hits:
@@ -175,11 +186,11 @@ def _poisson(rng: np.random.Generator, steps: int, size: int, rate: float) -> tu
 def _subsets(rng: np.random.Generator, steps: int, size: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
     """For each step a uniformly random subset of `batch` positions (Floyd's algorithm, all steps at once)."""
     taken = np.empty((steps, batch), np.int64)
-    for place in range(batch):
-        top = size - batch + place
+    for slot in range(batch):
+        top = size - batch + slot
         drawn = rng.integers(0, top + 1, size=steps)
-        again = (taken[:, :place] == drawn[:, None]).any(axis=1)
-        taken[:, place] = np.where(again, top, drawn)
+        again = (taken[:, :slot] == drawn[:, None]).any(axis=1)
+        taken[:, slot] = np.where(again, top, drawn)
     return taken.reshape(-1), np.full(steps, batch)
 
 
@@ -192,7 +203,7 @@ def _shuffled(rng: np.random.Generator, steps: int, size: int, batch: int) -> tu
 
 @lru_cache(maxsize=1024)
 def _sizes(steps: int, size: int, batch: int) -> tuple[np.ndarray, int]:
-    """The sizes of such batches, and their sum: the same for all clients of a size."""
+    """The sizes of the batches of `_shuffled`, and their sum: the same for all clients of one size."""
     per_epoch = math.ceil(size / batch)
     counts = np.tile(np.minimum(batch, size - batch * np.arange(per_epoch)), math.ceil(steps / per_epoch))[:steps]
     counts.flags.writeable = False
@@ -200,12 +211,12 @@ def _sizes(steps: int, size: int, batch: int) -> tuple[np.ndarray, int]:
 
 
 def draw_batches(
-    law: BatchSampling, partition: Partition, draws: Draws, round_: int, cohort: Cohort, widths: tuple[int, ...]
+    sampling: BatchSampling, partition: Partition, draws: Draws, round_: int, cohort: Cohort, widths: tuple[int, ...]
 ) -> Batches:
     """The batches of a cohort (or of a chunk of one) as padded arrays of dataset rows."""
     ids = [int(c) for c in cohort.clients]
     drawn = [
-        draw_positions(law, draws, round_, c, int(o), int(partition.length[c]))
+        draw_positions(sampling, draws, round_, c, int(o), int(partition.length[c]))
         for c, o in zip(ids, cohort.occurrence, strict=True)
     ]
     lengths = [len(counts) for _, counts in drawn]
@@ -213,7 +224,9 @@ def draw_batches(
     width = next((w for w in widths if w >= largest), None)
     if width is None:
         width = 1 << (largest - 1).bit_length()
-    steps = law.local_steps if law.local_steps is not None else law.steps_for(int(partition.length.max()))
+    steps = (
+        sampling.local_steps if sampling.local_steps is not None else sampling.steps_for(int(partition.length.max()))
+    )
     index = np.zeros((len(ids), steps, width), np.int32)
     mask = np.zeros((len(ids), steps, width), bool)
     for row, (client, (positions, counts)) in enumerate(zip(ids, drawn, strict=True)):
@@ -227,17 +240,17 @@ def draw_batches(
     return Batches(index, mask, np.array(lengths, np.int32))
 
 
-def batch_widths(law: BatchSampling, partition: Partition, draws: int) -> tuple[int, ...]:
+def batch_widths(sampling: BatchSampling, partition: Partition, draws: int) -> tuple[int, ...]:
     """The few widths to compile for.
 
-    Fixed batches have one. For Poisson batches the first holds the largest of `draws` batches 99 times in 100, the
-    others grow by half each up to the largest client; what is wider still gets a width of its own.
+    Fixed batches have one. For Poisson batches the first width holds the largest of `draws` batches 99 times in 100. The
+    others grow by half each up to the largest client. A wider batch gets the next power of two.
     """
     largest = int(partition.length.max())
-    if law.batching != "poisson":
-        return (min(law.batch, largest),)
-    rate = law.rate(largest)
-    width = law.batch
+    if sampling.batching != "poisson":
+        return (min(sampling.batch, largest),)
+    rate = sampling.rate(largest)
+    width = sampling.batch
     while width < largest and draws * special.bdtrc(width, largest, rate) > 0.01:
         width += 1
     widths = [width]

@@ -1,7 +1,8 @@
-"""The server's part of a round: collect messages into a sum, step the global model.
+"""The server's part of a round: it adds up the clients' messages and steps the global model (fed-cdp, Algorithm 2, lines 18
+to 20).
 
 Messages enter as weighted differences to the server's model. A message that is not finite is left out and counted. Under
-Poisson sampling the divisor is the nominal `per_round`; else it is the weight that really arrived.
+Poisson sampling the divisor is the nominal `per_round`, else the weight that arrived.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ Tree = Any
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ServerState:
-    """What travels from round to round, and into the checkpoint."""
+    """What the server keeps from round to round, and in the checkpoint."""
 
     params: Params
     velocity: Tree  # server momentum; empty without
     late: Tree  # sum of messages that arrived late, and its weight; empty where no client is late
     round: Array  # rounds done
-    clients: Tree  # [clients, ...] what is remembered of each client; empty where no defence remembers anything
+    clients: Tree  # [clients, ...] the state of each client by index of the defence; empty where no defence keeps one
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Sum:
-    """The running sum over the clients of a round, and what is reported of them."""
+    """The running sum over the clients of a round, and the numbers that are reported."""
 
     total: Tree
     weight: Array
@@ -68,7 +69,7 @@ class ServerRule:
 
 
 def initial_state(rule: ServerRule, params: Params, clients: Tree | None = None) -> ServerState:
-    """The state before the first round. Every leaf is a copy of its own, so that buffers may be donated."""
+    """The state before the first round. Every leaf has its own buffer, so that all may be donated."""
     zeros = jax.tree.map(jnp.zeros_like, params)
     return ServerState(
         params=jax.tree.map(jnp.copy, params),
@@ -77,6 +78,20 @@ def initial_state(rule: ServerRule, params: Params, clients: Tree | None = None)
         round=jnp.zeros((), jnp.int32),
         clients=clients or {},
     )
+
+
+def initial_client_states(task: Task, params: Params, clients: int) -> Tree:
+    """[clients, ...] the state that stateful defences keep of each client, and the losses where a selection reads them."""
+    stateful = {str(index): d for index, d in enumerate(task.defenses) if d.stateful}
+    states = {index: d.initial_client_states(params, clients) for index, d in stateful.items()}
+    if any(d.reads_losses for d in task.defenses):
+        states["loss"] = jnp.full(clients, jnp.nan, task.dtype)
+    return states
+
+
+def defense_states(clients: Tree) -> Tree:
+    """The client states that belong to defences; the losses are the server's."""
+    return {index: state for index, state in clients.items() if index != "loss"}
 
 
 def _zero(params: Params) -> Array:
@@ -97,13 +112,13 @@ def all_finite(message: Tree) -> Array:
     return jnp.stack([jnp.isfinite(a).reshape(a.shape[0], -1).all(axis=1) for a in leaves]).all(axis=0)
 
 
-def remember(clients: Tree, ids: Array, answers: Answers, memory: Tree) -> Tree:
-    """Stores what is now remembered of the clients that answered; of padding and broken answers nothing changes."""
+def update_client_states(clients: Tree, ids: Array, answers: Answers, states: Tree) -> Tree:
+    """Stores the new states of the clients that answered. Padding and messages that are not finite change nothing."""
     if not clients:
         return clients
     count = jax.tree.leaves(clients)[0].shape[0]
     where = jnp.where((answers.weight > 0) & all_finite(answers.message), ids, count)  # out of range is dropped
-    kept = {**memory, **({"loss": answers.loss} if "loss" in clients else {})}
+    kept = {**states, **({"loss": answers.loss} if "loss" in clients else {})}
     return jax.tree.map(lambda old, new: old.at[where].set(new, mode="drop"), clients, kept)
 
 
@@ -114,18 +129,18 @@ def collect(rule: ServerRule, so_far: Sum, answers: Answers) -> Sum:
     message = jax.tree.map(lambda a: jnp.where(_like(finite, a), a, 0.0), answers.message)
     norm = jnp.sqrt(sum(jnp.square(a).reshape(a.shape[0], -1).sum(axis=1) for a in jax.tree.leaves(message)))
     kept = jnp.where(finite, answers.weight, 0.0)
-    now = jnp.where(answers.late, 0.0, kept) if rule.keeps_late else kept
+    on_time = jnp.where(answers.late, 0.0, kept) if rule.keeps_late else kept
     late = so_far.late
     if rule.keeps_late:
-        behind = kept - now
+        behind = kept - on_time
         late = {
             "total": _add_weighted(late["total"], behind, message),
             "weight": late["weight"] + behind.sum(),
         }
     counted = finite & present
     return Sum(
-        total=_add_weighted(so_far.total, now, message),
-        weight=so_far.weight + now.sum(),
+        total=_add_weighted(so_far.total, on_time, message),
+        weight=so_far.weight + on_time.sum(),
         late=late,
         answered=so_far.answered + present.sum(dtype=so_far.answered.dtype),
         not_finite=so_far.not_finite + (present & ~finite).sum(dtype=so_far.not_finite.dtype),
@@ -148,15 +163,15 @@ def _add_weighted(total: Tree, weight: Array, message: Tree) -> Tree:
 
 
 def advance(task: Task, rule: ServerRule, state: ServerState, summed: Sum, round_key: Array, lr: Array) -> ServerState:
-    """The server's step: mean of the messages, momentum, new model. No messages means no change beyond momentum."""
+    """The server's step (line 20): mean of the messages, momentum, new model. Without messages only momentum moves it."""
     total, weight = summed.total, summed.weight
     if rule.keeps_late:
         total = jax.tree.map(jnp.add, total, state.late["total"])
         weight = weight + state.late["weight"]
     nominal = task.setting.sampling == "poisson"
     divisor = jnp.asarray(task.setting.per_round, weight.dtype) if nominal else weight
-    for place, stage in enumerate(filters(task.defenses, "aggregate")):
-        key = keys.device(round_key, "aggregate", place)
+    for index, stage in enumerate(filters(task.defenses, "aggregate")):
+        key = keys.device(round_key, "aggregate", index)
         at = StageContext(task.setting, key, key, state.round, lr, divisor)
         total = stage(total, at)
     change = jax.tree.map(lambda t: t / jnp.where(divisor > 0, divisor, 1.0), total)
@@ -164,8 +179,8 @@ def advance(task: Task, rule: ServerRule, state: ServerState, summed: Sum, round
     if rule.server_momentum:
         change = velocity = jax.tree.map(lambda v, c: rule.server_momentum * v + c, velocity, change)
     params = jax.tree.map(lambda p, c: p + rule.server_lr * c, state.params, change)
-    for place, stage in enumerate(filters(task.defenses, "finish")):
-        key = keys.device(round_key, "finish", place)
+    for index, stage in enumerate(filters(task.defenses, "finish")):
+        key = keys.device(round_key, "finish", index)
         at = StageContext(task.setting, key, key, state.round, lr, divisor)
         params = stage(params, at)
     return ServerState(params, velocity, summed.late, state.round + 1, state.clients)

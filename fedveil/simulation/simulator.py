@@ -2,42 +2,46 @@
 
 Two engines run the same pure functions of `client.py` and `server.py`: `vectorised` (clients in chunks under vmap, local
 steps under scan, one compiled program) and `reference` (one client and one step at a time, in plain Python). Their results
-agree to rounding; so do different chunk sizes. Cost per round grows with the clients that take part, not with all clients.
+agree up to rounding, and so do different chunk sizes. The cost of a round grows with the clients that take part, not with
+all clients.
 """
 
 from __future__ import annotations
 
+import copy
+import itertools
 import math
-import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial, wraps
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil import compiler, kept
+from fedveil.compilation import Compiler
 from fedveil.core import keys
-from fedveil.core.errors import RunError
 from fedveil.core.hardware import cores
 from fedveil.core.setting import learning_rate
-from fedveil.core.taps import TAPS
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
-from fedveil.models import flops
+from fedveil.models import net
 from fedveil.models.layers import Array, Params
 from fedveil.models.net import Model, Net
 from fedveil.simulation import client as client_part
 from fedveil.simulation import microbatches, sampling, server
-from fedveil.simulation.client import RoundContext, Task
+from fedveil.simulation.client import Task
+from fedveil.simulation.inputs import Batch, ClientInputs, ClientResult, RoundInputs
+from fedveil.simulation.microbatches import Microbatches, Workload
+from fedveil.simulation.observation import Observer, padded_batches
+from fedveil.simulation.sampling import Batches, BatchSampling, Cohort
 from fedveil.simulation.server import Answers, ServerRule, ServerState, Sum
 
 Tree = Any
+Edit = Callable[[Cohort, Batches | Microbatches], Batches | Microbatches]
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,30 @@ class Faults:
 
     dropout: float = 0.0
     late: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """The dataset, which examples each client holds, and how it forms batches of them."""
+
+    dataset: Dataset
+    partition: Partition
+    sampling: BatchSampling
+
+
+@dataclass(frozen=True, eq=False)
+class SimulationSettings:
+    """How a federation is simulated. The initial model follows `seed`; all draws of rounds come from `draws`."""
+
+    schedule: Schedule
+    seed: int
+    draws: keys.Draws
+    faults: Faults = field(default_factory=Faults)
+    engine: str = "vectorised"
+    chunk: int | None = None  # clients at once; None: what the machine's cache or memory holds
+    workers: int | None = None  # chunks computed side by side; None: one per CPU core
+    present: np.ndarray | None = None  # [clients] bool: the others never answer; None: all clients are present
+    microbatches: microbatches.Shape | Literal["auto"] | None = "auto"  # of Poisson batches; None: whole batches
 
 
 @dataclass(frozen=True)
@@ -85,8 +113,99 @@ class RoundReport:
         }
 
 
-def _precise(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Runs a method with 64-bit numbers on or off as the task says, whatever the rest of the process uses."""
+# --- the driver of rounds
+
+
+def chunk_sum(
+    task: Task, rule: ServerRule, so_far: tuple[Sum, Tree], inputs: RoundInputs, chunk: ClientInputs
+) -> tuple[Sum, Tree]:
+    """The rounds of a chunk of clients, added to the sum; and the new states of all clients."""
+    summed, clients = so_far
+    states = jax.tree.map(lambda a: a[chunk.client], server.defense_states(clients))
+    found = jax.vmap(partial(client_part.client_round, task, inputs))(replace(chunk, state=states))
+    answers = Answers(found.message, chunk.weight, chunk.late, found.loss)
+    new = server.update_client_states(clients, chunk.client, answers, found.state)
+    return server.collect(rule, summed, answers), new
+
+
+# The axes of several federations that train side by side: the data, the round's number and its rate are the same for all.
+FEDERATIONS = RoundInputs(params=0, x=None, y=None, key=0, number=None, lr=None)  # type: ignore[arg-type]
+
+
+class Rounds:
+    """Runs rounds: the sum over the cohort in chunks, then the server's step.
+
+    With `federations`, every array but those that `FEDERATIONS` names has a leading axis over several federations.
+    """
+
+    def __init__(self, task: Task, rule: ServerRule, compiler: Compiler, federations: bool = False):
+        self.dtype = task.dtype
+        empty, chunk = partial(server.empty_sum, rule), partial(chunk_sum, task, rule)
+        advance: Callable[..., ServerState] = partial(server.advance, task, rule)
+        if federations:
+            empty, chunk = jax.vmap(empty), jax.vmap(chunk, in_axes=(0, FEDERATIONS, 0))
+            advance = jax.vmap(advance, in_axes=(0, 0, 0, None))
+        self.empty = compiler.program(empty)
+        self.chunk = compiler.program(chunk, donate=True)
+        self.advance = compiler.program(advance, donate=True)
+        self.join = compiler.program(server.joined, donate=True)
+
+    def run(
+        self, state: ServerState, inputs: RoundInputs, chunks: Iterable[ClientInputs], workers: int = 1
+    ) -> tuple[ServerState, Sum]:
+        """One round. Returns the new state, and the counters of the sum; the old state is donated."""
+        return self.step(state, inputs, self.collect(state, inputs, chunks, workers))
+
+    def step(self, state: ServerState, inputs: RoundInputs, collected: tuple[Sum, Tree]) -> tuple[ServerState, Sum]:
+        """The server's step with the sum and the client states that were collected."""
+        summed, clients = collected
+        # The sum is used up by the step, so the report keeps only the counters.
+        counters = replace(summed, total={}, late={})
+        return self.advance(replace(state, clients=clients), summed, inputs.key, inputs.lr), counters
+
+    def collect(
+        self, state: ServerState, inputs: RoundInputs, chunks: Iterable[ClientInputs], workers: int = 1
+    ) -> tuple[Sum, Tree]:
+        """The sum over all chunks, and the new states of the clients."""
+        summed, clients, chunks = self.empty(state.params), state.clients, iter(chunks)
+        if workers > 1 and not clients:
+            first = list(itertools.islice(chunks, 2))
+            chunks = itertools.chain(first, chunks)
+            if len(first) > 1:
+                return self._side_by_side(summed, inputs, chunks, workers), clients
+        for chunk in chunks:
+            summed, clients = self.chunk((summed, clients), inputs, chunk)
+        return summed, clients
+
+    def _side_by_side(self, summed: Sum, inputs: RoundInputs, chunks: Iterator[ClientInputs], workers: int) -> Sum:
+        """The sum over chunks that are computed side by side on a CPU's cores.
+
+        Most operations of a small network use one core, so several programs at once use all cores. Each chunk has its
+        own sum, and sums are added in the order of the chunks: the result does not depend on which chunk is done first.
+        """
+        waiting: deque[Future[Any]] = deque()
+        with ThreadPoolExecutor(workers) as pool:
+            for chunk in chunks:
+                args: tuple[Any, ...] = ((self.empty(inputs.params), {}), inputs, chunk)
+                waiting.append(pool.submit(self._in_thread, self.chunk.ready(*args), args))
+                if len(waiting) > workers:
+                    summed = self.join(summed, waiting.popleft().result())
+            while waiting:
+                summed = self.join(summed, waiting.popleft().result())
+        return summed
+
+    def _in_thread(self, program: Any, args: tuple[Any, ...]) -> Sum:
+        """One chunk's sum, computed."""
+        with jax.enable_x64(self.dtype == "float64"):  # a setting of each thread
+            found, _ = jax.block_until_ready(program(*args))  # type: ignore[no-untyped-call]
+        return found
+
+
+# --- the simulator
+
+
+def _in_precision(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs a method with 64-bit numbers on or off as the task says, for any setting of the process."""
 
     @wraps(method)
     def inside(self: Simulator, *args: Any, **kwargs: Any) -> Any:
@@ -96,239 +215,228 @@ def _precise(method: Callable[..., Any]) -> Callable[..., Any]:
     return inside
 
 
-def _full_products(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Matrix products with all bits of their type: graphics cards round float32 to ten bits before, which would look like
-    noise of a thousandth on a gradient that is to be attacked."""
-
-    @wraps(method)
-    def inside(*args: Any, **kwargs: Any) -> Any:
-        with jax.default_matmul_precision("highest"):
-            return method(*args, **kwargs)
-
-    return inside
-
-
-class Programs:
-    """A function compiled ahead for each set of shapes it meets, so that the time of compiling is known apart."""
-
-    def __init__(self, function: Callable[..., Any], donate: bool, owner: Simulator):
-        # Weakly: a simulator in a circle would keep its data until somebody collects garbage.
-        self.jitted, self.owner = jax.jit(function, donate_argnums=0 if donate else ()), weakref.proxy(owner)
-        self.static = (function, donate)
-        self.programs: dict[object, Any] = {}
-
-    def ready(self, *args: Any) -> Any:
-        """The program for these arguments, compiled now if it was not yet."""
-        shapes = tuple((np.shape(a), a.dtype if hasattr(a, "dtype") else type(a)) for a in jax.tree.leaves(args))
-        if shapes not in self.programs:
-            started, options = time.monotonic(), compiler.side_by_side() | compiler.wide_vectors()
-            self.programs[shapes] = kept.program(self.jitted, args, self.static, options)
-            self.owner.compile_seconds += time.monotonic() - started
-        return self.programs[shapes]
-
-    def __call__(self, *args: Any) -> Any:
-        return self.ready(*args)(*args)
-
-
 class Simulator:
     """A federation in memory. `start` makes the first state, `round` maps a state to the next.
 
-    The initial model follows `seed`; all that is drawn in rounds comes from `draws`.
+    A simulator does not change after construction; `variant` makes another one that shares its compiled programs.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        rule: ServerRule,
-        dataset: Dataset,
-        partition: Partition,
-        law: sampling.BatchSampling,
-        schedule: Schedule,
-        *,
-        seed: int,
-        draws: keys.Draws,
-        faults: Faults | None = None,
-        engine: str = "vectorised",
-        chunk: int | None = None,
-    ):
-        self.task, self.rule, self.partition, self.law, self.schedule = task, rule, partition, law, schedule
-        self.dataset, self.faults, self.engine = dataset, faults or Faults(), engine
-        self.seed, self.draws, self._root = seed, draws, draws.root()
-        self.chunk = min(chunk or auto_chunk(task, dataset), max(1, task.setting.per_round))
-        self.weights = sampling.client_weights(task.setting.weights, partition)
-        steps = task.setting.local_steps
-        self.widths = sampling.batch_widths(law, partition, self.chunk * steps)
-        self.cut = self._best_shape()
-        # Data lie on the device as stored (pixels as bytes); each batch is scaled when it is gathered.
-        self.x, self.y = jnp.asarray(dataset.train.x), jnp.asarray(dataset.train.y)
-        self._held_out = _blocks(dataset.held_out)
-        self.compile_seconds = 0.0
-        self.present: np.ndarray | None = None  # [clients] bool: clients that are not there never answer; None: all are
-        self._chunk = self._compiled(partial(chunk_sum, task, rule), donate=True)
-        self._advance = self._compiled(partial(server.advance, task, rule), donate=True)
-        self._empty = self._compiled(partial(server.empty_sum, rule))
-        self._join = self._compiled(server.joined, donate=True)
-        self.lanes = cores() if jax.default_backend() == "cpu" else 1
-        self._scores = self._compiled(partial(_scores, task))
-        self._watching: dict[tuple[frozenset[str], tuple[int, ...]], Callable[..., Any]] = {}
-        # The reference loop's three parts; a client's whole round is never one program there.
-        self._begin = self._compiled(partial(client_part.begin, task))
-        self._step = self._compiled(partial(client_part.step, task))
-        self._end = self._compiled(partial(client_part.end, task))
+    def __init__(self, task: Task, rule: ServerRule, data: FederatedData, settings: SimulationSettings):
+        self.task, self.rule, self.data, self.settings = task, rule, data, settings
+        self.compiler = Compiler()
+        self.chunk = min(settings.chunk or auto_chunk(task, data.dataset), max(1, task.setting.per_round))
+        self.weights = sampling.client_weights(task.setting.weights, data.partition)
+        self.widths = sampling.batch_widths(data.sampling, data.partition, self.chunk * task.setting.local_steps)
+        # Data are on the device as stored (images as bytes); each batch is scaled after it is gathered.
+        self._examples = (jnp.asarray(data.dataset.train.x), jnp.asarray(data.dataset.train.y))
+        self._held_out = _blocks(data.dataset.held_out)
+        self._rounds = Rounds(task, rule, self.compiler)
+        self._scores = self.compiler.program(partial(_scores, task))
+        self._observer = Observer(task, self.compiler)
+        # The three parts of a client in the reference loop, where its whole round is never one program.
+        self._begin = self.compiler.program(partial(client_part.begin, task))
+        self._step = self.compiler.program(partial(client_part.step, task))
+        self._end = self.compiler.program(partial(client_part.end, task))
+        self._derive()
+
+    def _derive(self) -> None:
+        """What follows from the settings."""
+        settings = self.settings
+        self._root = settings.draws.root()
+        self.workers = settings.workers or (cores() if jax.default_backend() == "cpu" else 1)
+        self.microbatches = self._best_shape() if settings.microbatches == "auto" else settings.microbatches
 
     def _best_shape(self) -> microbatches.Shape | None:
-        """How Poisson batches are cut into parts; None where whole ones are as good, or must be seen whole."""
-        if self.law.batching != "poisson" or self.engine != "vectorised" or not client_part.in_microbatches(self.task):
+        """The shape of micro-batches; None where whole batches cost no more, or a defence needs them."""
+        poisson = self.sampling.batching == "poisson"
+        if not poisson or self.engine != "vectorised" or not client_part.in_microbatches(self.task):
             return None
-        steps, extra = self.task.setting.local_steps, extra_cost(self.task)
-        return microbatches.best_shape(self.law, self.partition, steps, self.chunk, self.widths[0], extra)
+        work = Workload(self.task.setting.local_steps, self.chunk, self.widths[0], extra_cost(self.task))
+        return microbatches.best_shape(self.sampling, self.partition, work)
 
-    def _compiled(self, function: Callable[..., Any], donate: bool = False) -> Programs:
-        return Programs(function, donate, self)
+    def variant(
+        self, *, task: Task | None = None, x: Array | None = None, y: Array | None = None, **changes: Any
+    ) -> Simulator:
+        """A simulator with other `SimulationSettings`, or with other examples on the device, [examples, ...] as before.
+
+        It shares the compiled programs of this one. With another task, programs are compiled anew.
+        """
+        settings = replace(self.settings, **changes)
+        made = copy.copy(self) if task is None else Simulator(task, self.rule, self.data, settings)
+        made.settings = settings
+        made._examples = (self.x if x is None else x, self.y if y is None else y)
+        made._derive()
+        return made
+
+    # What it was made from, read-only.
+
+    @property
+    def dataset(self) -> Dataset:
+        return self.data.dataset
+
+    @property
+    def partition(self) -> Partition:
+        return self.data.partition
+
+    @property
+    def sampling(self) -> BatchSampling:
+        return self.data.sampling
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.settings.schedule
+
+    @property
+    def draws(self) -> keys.Draws:
+        return self.settings.draws
+
+    @property
+    def seed(self) -> int:
+        return self.settings.seed
+
+    @property
+    def faults(self) -> Faults:
+        return self.settings.faults
+
+    @property
+    def engine(self) -> str:
+        return self.settings.engine
+
+    @property
+    def present(self) -> np.ndarray | None:
+        return self.settings.present
+
+    @property
+    def x(self) -> Array:
+        """[examples, ...] on the device, as stored."""
+        return self._examples[0]
+
+    @property
+    def y(self) -> Array:
+        """[examples] labels on the device."""
+        return self._examples[1]
+
+    @property
+    def compile_seconds(self) -> float:
+        return self.compiler.seconds
 
     # --- training
 
-    @_precise
+    @_in_precision
     def start(self, params: Params | None = None) -> ServerState:
         """The state before the first round, from fresh or given parameters."""
         if params is None:
             params = self.task.model.init(keys.device(keys.root(self.seed), "init"))
         params = jax.tree.map(lambda a: jnp.asarray(a, self.task.dtype), params)
-        return server.initial_state(self.rule, params, self._blank_memory(params))
+        states = server.initial_client_states(self.task, params, self.task.setting.clients)
+        return server.initial_state(self.rule, params, states)
 
-    def _blank_memory(self, params: Params) -> Tree:
-        """[clients, ...] of what stateful defences remember, and the losses where a selection reads them."""
-        clients = self.task.setting.clients
-        stateful = {str(place): d for place, d in enumerate(self.task.defenses) if d.stateful}
-        memory = {place: d.initial_client_states(params, clients) for place, d in stateful.items()}
-        if any(d.reads_losses for d in self.task.defenses):
-            memory["loss"] = jnp.full(clients, jnp.nan, self.task.dtype)
-        return memory
-
-    @_precise
+    @_in_precision
     def adopt(self, state: ServerState) -> ServerState:
         """A state from a checkpoint, put on the device."""
         return jax.tree.map(jnp.asarray, state)
 
-    @_precise
+    @_in_precision
     def round(self, state: ServerState, number: int) -> tuple[ServerState, RoundReport]:
         """One round. `number` is `state.round` as a plain number, so that nothing waits for the device."""
         cohort = self.cohort(state, number)
-        round_key, lr = self.round_key(number), jnp.asarray(self.schedule.at(number), self.task.dtype)
-        collect = self._collect_vectorised if self.engine == "vectorised" else self._collect_reference
-        summed, clients = collect(state, cohort, number, round_key, lr)
-        # The state is donated to the step, so the report keeps the counters alone.
-        counters = replace(summed, total={}, late={})
-        report = RoundReport(number, cohort.chosen, cohort.lost, int(cohort.late.sum()), counters)
-        return self._advance(replace(state, clients=clients), summed, round_key, lr), report
+        inputs = self.inputs(state, number)
+        if self.engine == "vectorised":
+            state, counters = self._rounds.run(state, inputs, self.chunks(cohort, number), self.workers)
+        else:
+            state, counters = self._rounds.step(state, inputs, self._collect_reference(state, inputs, cohort))
+        return state, RoundReport(number, cohort.chosen, cohort.lost, int(cohort.late.sum()), counters)
 
-    def cohort(self, state: ServerState, number: int) -> sampling.Cohort:
-        """Who takes part: by a defence's `select` where there is one, else by the sampling law."""
+    def cohort(self, state: ServerState, number: int) -> Cohort:
+        """Who takes part: by a defence's `select` if there is one, else by the sampling of the setting."""
         chooser = next((d for d in self.task.defenses if d.fills("select")), None)
         chosen = None
         if chooser is not None:
             losses = np.asarray(state.clients["loss"]) if chooser.reads_losses else None
             chosen = chooser.select(self.draws.host("cohort", number), number, self.task.setting, losses)
-        cohort = sampling.draw_cohort(
-            self.draws, number, self.task.setting, self.faults.dropout, self.faults.late, chosen=chosen
-        )
+        faults = self.faults
+        cohort = sampling.draw_cohort(self.draws, number, self.task.setting, faults.dropout, faults.late, chosen)
         return cohort if self.present is None else sampling.answering(cohort, self.present)
 
     def round_key(self, number: int) -> Array:
         return keys.round_key(self._root, number)
 
-    def _collect_vectorised(
-        self, state: ServerState, cohort: sampling.Cohort, number: int, round_key: Array, lr: Array
-    ) -> tuple[Sum, Tree]:
-        summed, clients = self._empty(state.params), state.clients
-        parts = list(_chunks(cohort, self.chunk))
-        inputs = (self._inputs(state, part, number, round_key, lr) for part in parts)
-        if self.lanes > 1 and len(parts) > 1 and not clients:
-            return self._side_by_side(summed, state.params, inputs), clients
-        for args in inputs:
-            summed, clients = self._chunk((summed, clients), *args)
-        return summed, clients
+    def inputs(self, state: ServerState, number: int) -> RoundInputs:
+        """What all clients of a round share."""
+        lr = jnp.asarray(self.schedule.at(number), self.task.dtype)
+        return RoundInputs(state.params, self.x, self.y, self.round_key(number), np.int32(number), lr)
 
-    def _inputs(
-        self, state: ServerState, part: sampling.Cohort, number: int, round_key: Array, lr: Array
-    ) -> tuple[Any, ...]:
-        """What a chunk's program gets besides the sum so far."""
-        missing = self.chunk - len(part.clients)
-        weight = self.weights[part.clients].astype(self.task.dtype)
-        rest = (part.clients, part.occurrence, weight, part.late)
-        padded = [_padded(a, missing) for a in (*self._batches(part, number), *rest)]
-        batches = tuple(padded[: -len(rest)])
-        return (state.params, self.x, self.y, batches, *padded[-len(rest) :], round_key, np.int32(number), lr)
+    def chunks(self, cohort: Cohort, number: int, edit: Edit | None = None) -> Iterator[ClientInputs]:
+        """The clients of a cohort in chunks, each padded to the same width. `edit` may change the drawn batches."""
+        for first in range(0, len(cohort.clients), self.chunk):
+            part = cohort.part(slice(first, first + self.chunk))
+            batches = self.batches(part, number)
+            chunk = self.client_inputs(part, batches if edit is None else edit(part, batches))
+            yield jax.tree.map(partial(_padded, missing=self.chunk - len(part.clients)), chunk)
 
-    def _batches(self, part: sampling.Cohort, number: int) -> tuple[np.ndarray, ...]:
-        """The clients' batches in parts where that pays and they fit, else whole."""
-        if self.cut is not None:
-            cut = microbatches.draw_microbatches(self.law, self.partition, self.draws, number, part, self.cut)
-            if cut is not None:
-                return cut.index, cut.mask, cut.step, cut.last, cut.steps
-        whole = sampling.draw_batches(self.law, self.partition, self.draws, number, part, self.widths)
-        return whole.index, whole.mask, whole.steps
+    def client_inputs(self, cohort: Cohort, batches: Batches | Microbatches) -> ClientInputs:
+        """The clients of a cohort with their batches, a leading axis over them."""
+        weight = self.weights[cohort.clients].astype(self.task.dtype)
+        return ClientInputs(cohort.clients, cohort.occurrence, batches, weight, cohort.late)
 
-    def _side_by_side(self, summed: Sum, params: Params, inputs: Iterator[tuple[Any, ...]]) -> Sum:
-        """The chunks' sums, several chunks at a time on a CPU's cores, added in the order of the chunks.
-
-        Most operations of a small network use one core; programs next to each other use all. Each chunk has a sum of its
-        own, so that the result does not depend on who is done first.
-        """
-        waiting: deque[Future[Any]] = deque()
-        with ThreadPoolExecutor(self.lanes) as pool:
-            for args in inputs:
-                args = ((self._empty(params), {}), *args)
-                waiting.append(pool.submit(self._in_lane, self._chunk.ready(*args), args))
-                if len(waiting) > self.lanes:
-                    summed = self._join(summed, waiting.popleft().result())
-            while waiting:
-                summed = self._join(summed, waiting.popleft().result())
-        return summed
-
-    @_precise
-    def _in_lane(self, program: Any, args: tuple[Any, ...]) -> Sum:
-        """One chunk's sum, finished."""
-        found, _ = jax.block_until_ready(program(*args))  # type: ignore[no-untyped-call]
-        return found
-
-    def _collect_reference(
-        self, state: ServerState, cohort: sampling.Cohort, number: int, round_key: Array, lr: Array
-    ) -> tuple[Sum, Tree]:
-        summed, clients = self._empty(state.params), state.clients
-        for place, c in enumerate(cohort.clients):
-            one = _part(cohort, slice(place, place + 1))
-            known = jax.tree.map(lambda a, c=int(c): a[c], _without_loss(clients))
-            message, loss, memory = self.reference_client(
-                state.params, int(c), int(one.occurrence[0]), number, round_key, lr, known
+    def batches(self, cohort: Cohort, number: int) -> Batches | Microbatches:
+        """The clients' batches: in micro-batches where that costs less and they fit, else whole."""
+        if self.microbatches is not None:
+            drawn = microbatches.draw_microbatches(
+                self.sampling, self.partition, self.draws, number, cohort, self.microbatches
             )
+            if drawn is not None:
+                return drawn
+        return self.whole_batches(cohort, number)
+
+    def whole_batches(self, cohort: Cohort, number: int) -> Batches:
+        """The clients' batches, each padded to one of few widths."""
+        return sampling.draw_batches(self.sampling, self.partition, self.draws, number, cohort, self.widths)
+
+    @_in_precision
+    def collect(self, state: ServerState, number: int, chunks: Iterable[ClientInputs]) -> Sum:
+        """The sum over these clients, by the programs of training, without the server's step."""
+        return self._rounds.collect(state, self.inputs(state, number), chunks, self.workers)[0]
+
+    @_in_precision
+    def run(self, state: ServerState, number: int, chunks: Iterable[ClientInputs]) -> ServerState:
+        """The state after a round of these clients."""
+        return self._rounds.run(state, self.inputs(state, number), chunks, self.workers)[0]
+
+    # --- the reference engine
+
+    def _collect_reference(self, state: ServerState, inputs: RoundInputs, cohort: Cohort) -> tuple[Sum, Tree]:
+        """`Rounds.collect`, one client and one step at a time."""
+        summed, clients = self._rounds.empty(state.params), state.clients
+        for index, c in enumerate(cohort.clients):
+            one = cohort.part(slice(index, index + 1))
+            known = jax.tree.map(lambda a, c=int(c): a[c], server.defense_states(clients))
+            found = self._reference_client(inputs, int(c), int(one.occurrence[0]), known)
             answers = Answers(
-                message=jax.tree.map(lambda a: a[None], message),
+                message=jax.tree.map(lambda a: a[None], found.message),
                 weight=jnp.asarray(self.weights[one.clients], self.task.dtype),
                 late=jnp.asarray(one.late),
-                loss=jnp.asarray([loss], self.task.dtype),
+                loss=jnp.asarray([found.loss], self.task.dtype),
             )
-            memory = jax.tree.map(lambda a: a[None], memory)
-            clients = server.remember(clients, jnp.asarray(one.clients), answers, memory)
+            states = jax.tree.map(lambda a: a[None], found.state)
+            clients = server.update_client_states(clients, jnp.asarray(one.clients), answers, states)
             summed = server.collect(self.rule, summed, answers)
         return summed, clients
 
-    def reference_client(
-        self, params: Params, c: int, occurrence: int, number: int, round_key: Array, lr: Array, memory: Tree
-    ) -> tuple[Tree, float, Tree]:
+    def _reference_client(self, inputs: RoundInputs, c: int, occurrence: int, state: Tree) -> ClientResult:
         """One client's round, one step after another, each batch exactly as large as it is."""
-        now = RoundContext(keys.client_key(round_key, c, occurrence), keys.shared_key(round_key), number, lr)
-        rows = self.partition.client(c)
-        received = self._begin(params, now)
-        local = client_part.start(self.task, received, memory)
-        drawn = sampling.client_batches(self.law, self.draws, number, c, occurrence, len(rows))
-        for place, positions in enumerate(drawn):
+        context = client_part.client_context(inputs, c, occurrence)
+        rows, number = self.partition.client(c), int(inputs.number)
+        received = self._begin(inputs.params, context)
+        local = client_part.start(self.task, received, state)
+        drawn = sampling.client_batches(self.sampling, self.draws, number, c, occurrence, len(rows))
+        for index, positions in enumerate(drawn):
             # An empty Poisson batch is a step too: one padded row, masked out.
-            index = rows[positions] if len(positions) else rows[:1]
-            mask = np.full(len(index), len(positions) > 0)
-            local = self._step(local, self.x[index], self.y[index], mask, place, now)
-        message, memory = self._end(params, received, local, now)
-        return message, float(local.loss) / max(1, len(drawn)), memory
+            taken = rows[positions] if len(positions) else rows[:1]
+            mask = np.full(len(taken), len(positions) > 0)
+            local = self._step(local, Batch(self.x[taken], self.y[taken], mask), index, context)
+        message, state = self._end(inputs.params, received, local, context)
+        return ClientResult(message, float(local.loss) / max(1, len(drawn)), state)  # type: ignore[arg-type]
 
     # --- observing
 
@@ -337,16 +445,14 @@ class Simulator:
     ) -> dict[str, Tree]:
         """What the named taps show of client `c` in round `number`, started from `state`.
 
-        Nothing is recorded while training: draws are keyed by (round, client, step), so that a client's round can be
-        computed again, with the taps open, from the state it started from. Returned per tap: `example` and `batch` a
-        dict by step, `client`, `server` and `broadcast` one tree, `release` the model, all as numpy arrays.
+        Per tap: `example` and `batch` a dict by step, `client`, `server` and `broadcast` one tree, `release` the model,
+        all as numpy arrays.
         """
         found = self.observe_many(state, number, [c], taps, steps)
         released = {"release": found.pop("release")} if "release" in taps else {}
         return {**jax.tree.map(lambda a: a[0], found), **released}
 
-    @_precise
-    @_full_products
+    @_in_precision
     def observe_many(
         self,
         state: ServerState,
@@ -357,88 +463,44 @@ class Simulator:
     ) -> dict[str, Tree]:
         """`observe` of several clients at once, a leading axis over them; `release` is the one model.
 
-        At `example` the axis over examples is as long as the largest of these clients' batches at that step; places of
-        a smaller batch that nobody fills hold a gradient of zero, or of noise alone.
+        At `example` the axis over examples is as long as the largest of these clients' batches at that step. Unused slots
+        of a smaller batch hold a gradient of zero, or of noise alone.
         """
-        self._check_watch(taps, clients)
-        lr = jnp.asarray(self.schedule.at(number), self.task.dtype)
-        round_key = self.round_key(number)
+        self._observer.check(taps, clients, self.partition.clients)
         found: dict[str, Tree] = {}
-        inside = taps - {"release"}
-        if inside:
-            batches = self._whole_batches(number, clients, None if inside & {"client", "server"} else max(steps) + 1)
+        inner = taps - {"release"}
+        if inner:
+            batches = self.observed_batches(number, clients, None if inner & {"client", "server"} else max(steps) + 1)
             ids = np.resize(np.asarray(clients, np.int32), len(batches.steps))
-            # One program for what clients and servers see: types 0 and 1 are mostly asked for one after the other.
-            wide = inside | {"client", "server"} if inside & {"client", "server"} else inside
-            watch = self._watch(wide, steps)
-            known = jax.tree.map(lambda a: a[ids], _without_loss(state.clients))
-            plan_ = (batches.index, batches.mask, batches.steps, ids)
-            found = watch(state.params, self.x, self.y, *plan_, known, round_key, np.int32(number), lr)
-            found = jax.device_get({tap: found[tap] for tap in inside})
+            known = jax.tree.map(lambda a: a[ids], server.defense_states(state.clients))
+            chunk = replace(self.client_inputs(Cohort.only(ids), batches), state=known)
+            # GPUs round the inputs of float32 products to ten bits, which would look like noise on a gradient.
+            with jax.default_matmul_precision("highest"):
+                found = self._observer.observe(self.inputs(state, number), chunk, inner, steps)
             found = jax.tree.map(lambda a: a[: len(clients)], found)
-            for step, each in found.get("example", {}).items():
-                filled = max(1, int(batches.mask[:, step].sum(axis=1).max()))
-                found["example"][step] = jax.tree.map(lambda a, n=filled: a[:, :n], each)
-        if "release" in taps:
-            found = {**found, "release": state.params}
-        return jax.device_get(found)
+        return found | ({"release": jax.device_get(state.params)} if "release" in taps else {})
 
-    def _check_watch(self, taps: frozenset[str], clients: Sequence[int]) -> None:
-        unknown = taps - set(TAPS)
-        if unknown:
-            raise RunError(f"no tap is called {sorted(unknown)[0]!r}; there are {', '.join(TAPS)}")
-        if "server" in taps and self.task.setting.secure_aggregation:
-            raise RunError("the server tap shows sums only: train.secure_aggregation hides what single clients send")
-        for c in clients:
-            if not 0 <= c < self.partition.clients:
-                raise RunError(f"there is no client {c}; clients count from 0 to {self.partition.clients - 1}")
-
-    def _whole_batches(self, number: int, clients: Sequence[int], first: int | None) -> sampling.Batches:
-        """The first batches of some clients (None: all), as wide as the widest of these and at least one example wide.
-
-        Poisson batches, and their clients, are filled up to few shapes, so that groups of them share a program.
-        """
-        ids = np.asarray(clients, np.int64)
-        alone = sampling.Cohort(ids, np.zeros(len(ids), np.int64), np.zeros(len(ids), bool), len(ids), 0)
-        batches = sampling.draw_batches(self.law, self.partition, self.draws, number, alone, ())
-        steps = int(batches.steps.max()) if first is None else first
-        width = max(1, int(batches.mask[:, :steps].sum(axis=2).max()))
-        cut = replace(batches, index=batches.index[:, :steps, :width], mask=batches.mask[:, :steps, :width])
-        if self.law.batching != "poisson":
-            return cut
-        wider = self.widths[0] if width <= self.widths[0] <= 8 else 1 << (width - 1).bit_length()
-        least = 32 if parameter_count(self.task) < 100_000 else 8
-        more = ((0, max(least, 1 << (len(ids) - 1).bit_length()) - len(ids)), (0, 0), (0, wider - width))
-        return sampling.Batches(
-            np.pad(cut.index, more), np.pad(cut.mask, more), np.pad(cut.steps, more[:1], mode="edge")
-        )
-
-    def _watch(self, taps: frozenset[str], steps: tuple[int, ...]) -> Callable[..., Any]:
-        """The compiled round of several clients with these taps open."""
-        wanted = (taps, steps)
-        if wanted not in self._watching:
-            exact = replace(self.task, half=False)
-            self._watching[wanted] = self._compiled(partial(_watched, exact, taps, steps))
-        return self._watching[wanted]
+    def observed_batches(self, number: int, clients: Sequence[int], first: int | None) -> Batches:
+        """The first batches of some clients (None: all), in few shapes."""
+        drawn = sampling.draw_batches(self.sampling, self.partition, self.draws, number, Cohort.only(clients), ())
+        usual = self.widths[0] if self.sampling.batching == "poisson" else None
+        return padded_batches(drawn, first, usual, 32 if parameter_count(self.task) < 100_000 else 8)
 
     # --- evaluation
 
-    @_precise
+    @_in_precision
     def evaluate(self, params: Params) -> tuple[float, float]:
         """Accuracy and mean loss on the held-out part."""
         return self._evaluate(params, self._held_out, len(self.dataset.held_out))
 
-    @_precise
+    @_in_precision
     def evaluate_on(self, params: Params, part: Part) -> tuple[float, float]:
-        """The same on other examples."""
+        """Accuracy and mean loss on other examples."""
         return self._evaluate(params, _blocks(part), len(part))
 
-    def _evaluate(self, params: Params, blocks: list[tuple[Array, Array, Array]], count: int) -> tuple[float, float]:
-        right, loss = 0.0, 0.0
-        scores = [self._scores(params, x, y, mask) for x, y, mask in blocks]
-        for hits, losses in scores:
-            right, loss = right + float(hits), loss + float(losses)
-        return right / count, loss / count
+    def _evaluate(self, params: Params, blocks: list[Batch], count: int) -> tuple[float, float]:
+        scores = [self._scores(params, block) for block in blocks]
+        return sum(float(hits) for hits, _ in scores) / count, sum(float(loss) for _, loss in scores) / count
 
     def block(self, state: ServerState) -> None:
         """Waits until a state is computed."""
@@ -446,77 +508,13 @@ class Simulator:
             leaf.block_until_ready()
 
 
-WHOLE: dict[int, Callable[..., tuple[Tree, Array, Tree]]] = {3: client_part.whole, 5: client_part.whole_in_microbatches}
-
-
-def chunk_sum(
-    task: Task,
-    rule: ServerRule,
-    so_far: tuple[Sum, Tree],
-    params: Params,
-    x: Array,
-    y: Array,
-    batches: tuple[Array, ...],
-    ids: Array,
-    occurrence: Array,
-    weight: Array,
-    late: Array,
-    round_key: Array,
-    number: Array,
-    lr: Array,
-) -> tuple[Sum, Tree]:
-    """Rounds of a chunk of clients, added to the sum; and what is now remembered of each client.
-
-    `batches`: what `client.whole` takes of them (three arrays), or `client.whole_in_parts` (five).
-    """
-    summed, clients = so_far
-    whole = WHOLE[len(batches)]
-
-    def one(own: tuple[Array, ...], c: Array, again: Array, memory: Tree) -> tuple[Tree, Array, Tree]:
-        now = RoundContext(keys.client_key(round_key, c, again), keys.shared_key(round_key), number, lr)
-        return whole(task, params, x, y, *own, memory, now)
-
-    known = jax.tree.map(lambda a: a[ids], _without_loss(clients))
-    message, loss, memory = jax.vmap(one)(batches, ids, occurrence, known)
-    answers = Answers(message, weight, late, loss)
-    return server.collect(rule, summed, answers), server.remember(clients, ids, answers, memory)
-
-
-def _watched(
-    task: Task,
-    taps: frozenset[str],
-    steps: tuple[int, ...],
-    params: Params,
-    x: Array,
-    y: Array,
-    index: Array,
-    mask: Array,
-    count: Array,
-    ids: Array,
-    memory: Tree,
-    round_key: Array,
-    number: Array,
-    lr: Array,
-) -> dict[str, Tree]:
-    """`client.watched` of several clients at once."""
-
-    def one(index: Array, mask: Array, count: Array, c: Array, memory: Tree) -> dict[str, Tree]:
-        now = RoundContext(keys.client_key(round_key, c, 0), keys.shared_key(round_key), number, lr)
-        return client_part.watched(task, taps, steps, params, x, y, index, mask, count, memory, now)
-
-    return jax.vmap(one)(index, mask, count, ids, memory)
-
-
-def _without_loss(clients: Tree) -> Tree:
-    """The memory that belongs to defences; losses are the server's."""
-    return {place: memory for place, memory in clients.items() if place != "loss"}
-
+# --- how much is computed at once
 
 FITS = ((300_000, 10), (2_000_000, 5), (math.inf, 1))  # values of a client, and clients at once on a CPU
 
 
 def auto_chunk(task: Task, dataset: Dataset) -> int:
-    """Clients at once: what fits a CPU core's cache; a GPU takes as many as a part of its memory holds, and not above 250.
+    """Clients at once: what fits a CPU core's cache, or a part of a GPU's memory up to 250 clients.
 
     On the CNN an H200 needs 2.65, 2.38, 2.23, 2.21, 2.27, 2.41 µs per client and step with 64, 100, 200, 334, 500, 1000.
     Two CPU cores need 862, 958, 945 µs with 5, 8, 10 for the CNN, 687, 867, 775 for LeNet, 35, 29, 31 for the MLP. With one
@@ -527,13 +525,13 @@ def auto_chunk(task: Task, dataset: Dataset) -> int:
     values = 8 * parameter_count(task) + 150 * task.setting.batch * math.prod(dataset.shape)
     if jax.default_backend() == "cpu":
         fits = next(clients for most, clients in FITS if values <= most)
-        # A chunk that is done in a moment costs more to start than to compute.
+        # A very short chunk costs more to start than to compute.
         return max(fits, min(64, 2_000_000 // (values * task.setting.local_steps)))
     return int(max(1, min(250, 8e9 // (4 * values))))
 
 
 def parameter_count(task: Task) -> int:
-    """Numbers that a model has."""
+    """The number of parameters of the model."""
     try:
         return _counted(task.model)  # type: ignore[arg-type]
     except TypeError:  # a model that cannot be hashed
@@ -549,45 +547,37 @@ def _counted(model: Model) -> int:
 def extra_cost(task: Task) -> float:
     """What noise and update of a step cost, in examples: little for convolutions, which use a weight many times.
 
-    On two CPU cores a Poisson round takes 1.4 times as long as one of fixed batches on the CNN with 0.5 (parts of two), 1.8
-    with 2, 3.4 in whole batches; LeNet 1.8, 1.8, 3.6; the MLP 1.4 with 8 and more, 2 with 1. From an H200's times at two
-    widths follow 2.5, 1.5 and 12.
+    On two CPU cores a Poisson round takes 1.4 times as long as one of fixed batches on the CNN with 0.5 (micro-batches of
+    two), 1.8 with 2, 3.4 in whole batches; LeNet 1.8, 1.8, 3.6; the MLP 1.4 with 8 and more, 2 with 1. An H200's times at
+    two widths give 2.5, 1.5 and 12.
     """
     least = 0.5 if jax.default_backend() == "cpu" else 2.0
     if not isinstance(task.model, Net):
         return 2.0
-    products = flops.products(task.model)
+    products = net.products(task.model)
     used = sum(p.weights * p.positions for p in products)
     return least + 10.0 * sum(p.weights for p in products) / max(1, used)
+
+
+# --- arrays
 
 
 def _padded(a: np.ndarray, missing: int) -> np.ndarray:
     return np.pad(a, [(0, missing)] + [(0, 0)] * (a.ndim - 1))
 
 
-def _chunks(cohort: sampling.Cohort, width: int) -> Iterator[sampling.Cohort]:
-    for start in range(0, len(cohort.clients), width):
-        yield _part(cohort, slice(start, start + width))
-
-
-def _part(cohort: sampling.Cohort, where: slice) -> sampling.Cohort:
-    return replace(cohort, clients=cohort.clients[where], occurrence=cohort.occurrence[where], late=cohort.late[where])
-
-
-def _blocks(part: Part, size: int = 2000) -> list[tuple[Array, Array, Array]]:
+def _blocks(part: Part, size: int = 2000) -> list[Batch]:
     """Examples in equal blocks, the last one padded."""
-    x, y = part.x, part.y
-    size = min(size, len(y))
-    missing = -len(y) % size
-    mask = np.pad(np.ones(len(y), bool), (0, missing))
-    x = np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
-    y = np.pad(y, (0, missing))
-    cuts = range(0, len(y), size)
-    return [(jnp.asarray(x[i : i + size]), jnp.asarray(y[i : i + size]), jnp.asarray(mask[i : i + size])) for i in cuts]
+    size = min(size, len(part.y))
+    missing = -len(part.y) % size
+    mask = np.pad(np.ones(len(part.y), bool), (0, missing))
+    x, y = _padded(part.x, missing), _padded(part.y, missing)
+    cuts = [slice(i, i + size) for i in range(0, len(y), size)]
+    return [Batch(jnp.asarray(x[cut]), jnp.asarray(y[cut]), jnp.asarray(mask[cut])) for cut in cuts]
 
 
-def _scores(task: Task, params: Params, x: Array, y: Array, mask: Array) -> tuple[Array, Array]:
-    """Right answers and summed loss over one block."""
-    logits = task.model.apply(params, x.astype(task.dtype) * jnp.asarray(task.scale, task.dtype))
-    right = jnp.where(mask, logits.argmax(axis=1) == y, False).sum()
-    return right, jnp.where(mask, client_part.cross_entropy(logits, y), 0.0).sum()
+def _scores(task: Task, params: Params, block: Batch) -> tuple[Array, Array]:
+    """Correct predictions and summed loss over one block."""
+    logits = task.model.apply(params, block.x.astype(task.dtype) * jnp.asarray(task.scale, task.dtype))
+    right = jnp.where(block.mask, logits.argmax(axis=1) == block.y, False).sum()
+    return right, jnp.where(block.mask, client_part.cross_entropy(logits, block.y), 0.0).sum()

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedveil.attacks.observe import Observation
-from fedveil.models.build import Choices, build
+from fedveil.models.catalog import Choices, build
 
 
 @partial(jax.jit, static_argnums=(0, 4))

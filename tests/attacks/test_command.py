@@ -11,7 +11,7 @@ from fedveil.attacks import results, study
 from fedveil.attacks.score import RULES
 from fedveil.config import NAMES, for_attack, load
 from fedveil.federation import prepare
-from fedveil.models.build import Choices, build
+from fedveil.models.catalog import Choices, build
 
 SMALL = ["model.name=mlp", "model.hidden=[64]", "attack.images=3", "attack.iterations=15", "data.clients=6"]
 

@@ -9,8 +9,7 @@ from lbfgs_reference import Reference
 from fedveil.attacks.catalog import settings
 from fedveil.attacks.optim.lbfgs import LBFGS
 from fedveil.attacks.optim.slots import RUNNING, STALLED, Seen, begin, play, stop_rules
-from fedveil.attacks.reconstruction import card
-from fedveil.models import kernels
+from fedveil.kernels import pallas
 
 SIZE, ITERATIONS = 12, 8
 STIFFNESS = (3.0, 10.0, 30.0)  # one lane each
@@ -116,15 +115,15 @@ def test_a_lane_that_breaks_goes_back_to_its_best_point_and_its_neighbour_does_n
 
 @pytest.mark.parametrize("shape", [(3, 101, 700), (2, 5, 256), (1, 17, 3)])
 def test_the_kernel_for_graphics_cards_gives_the_products(shape, monkeypatch):
-    monkeypatch.setattr(kernels, "INTERPRET", True)
+    monkeypatch.setattr(pallas, "INTERPRET", True)
     rng = np.random.default_rng(1)
     rows, vectors = rng.normal(size=shape), rng.normal(size=(2, shape[0], shape[2]))
-    got = jax.jit(card.products)(*(jnp.asarray(a, jnp.float32) for a in (rows, *vectors)))
+    got = jax.jit(pallas.pair_products)(*(jnp.asarray(a, jnp.float32) for a in (rows, *vectors)))
     np.testing.assert_allclose(got, np.einsum("asn,kan->ask", rows, vectors), rtol=1e-4, atol=1e-4)
 
 
 def test_the_kernel_lowers_for_a_graphics_card(a_card):
     rows, vector = jnp.zeros((4, 101, 3072), jnp.float32), jnp.zeros((4, 3072), jnp.float32)
     with a_card:
-        text = jax.jit(card.products).trace(rows, vector, vector).lower(lowering_platforms=("cuda",)).as_text()
+        text = jax.jit(pallas.pair_products).trace(rows, vector, vector).lower(lowering_platforms=("cuda",)).as_text()
     assert "triton" in text

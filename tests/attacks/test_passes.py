@@ -9,7 +9,7 @@ import pytest
 
 from fedveil.attacks import gradients
 from fedveil.attacks.reconstruction import passes
-from fedveil.models.build import Choices, build
+from fedveil.models.catalog import Choices, build
 from fedveil.models.layers import Activation, Conv, Dense, Flatten
 from fedveil.models.net import Net
 

@@ -14,12 +14,12 @@ from fedveil.core import keys
 from fedveil.core.events import Release
 from fedveil.defenses.base import Defense
 from fedveil.federation import Federation, prepare
+from fedveil.kernels import clipping
 from fedveil.mechanisms import clip
-from fedveil.models import clipped
 from fedveil.models.layers import Activation, Conv, Dense, Flatten, GroupNorm, affine
 from fedveil.models.net import Net
 from fedveil.random import noise, secure
-from fedveil.simulation import client, simulator
+from fedveil.simulation import client
 
 Patch = pytest.MonkeyPatch
 
@@ -66,8 +66,8 @@ def deployed_noise_halved(patch: Patch) -> None:
 
 
 def one_noise_for_all_steps(patch: Patch) -> None:
-    whole = client.step_keys
-    patch.setattr(client, "step_keys", lambda task, now, number: whole(task, now, 0 * number))
+    whole = client.keys_of_step
+    patch.setattr(client, "keys_of_step", lambda task, context, number: whole(task, context, 0 * number))
 
 
 def one_noise_for_all_rounds(patch: Patch) -> None:
@@ -75,16 +75,16 @@ def one_noise_for_all_rounds(patch: Patch) -> None:
 
 
 def micro_batches_without_noise(patch: Patch) -> None:
-    whole, noised = client.whole_in_microbatches, client._noised
+    whole, noised = client._train_microbatches, client._add_noise
 
     def bare(*args):
-        client._noised = lambda task, total, *rest: total
+        client._add_noise = lambda task, total, *rest: total
         try:
             return whole(*args)
         finally:
-            client._noised = noised
+            client._add_noise = noised
 
-    patch.setitem(simulator.WHOLE, 5, bare)
+    patch.setattr(client, "_train_microbatches", bare)
 
 
 # --- clip
@@ -96,28 +96,28 @@ def norms_up_to_ten_times_the_clip_pass(patch: Patch) -> None:
     def factor(norm, bound):
         return jnp.where(norm <= 10.0 * bound, jnp.ones_like(norm), whole(norm, bound))
 
-    for module in (clip, clipped):
+    for module in (clip, clipping):
         patch.setattr(module, "factor", factor)
 
 
 def clip_ten_times_as_wide(patch: Patch) -> None:
     whole = clip.factor
-    for module in (clip, clipped):
+    for module in (clip, clipping):
         patch.setattr(module, "factor", lambda norm, bound: whole(norm, 10.0 * bound))
 
 
 def bias_unclipped(patch: Patch) -> None:
-    whole = clipped._dense_gradient
+    whole = clipping._dense_gradient
 
     def gradient(params, x, g, bound, known):
         found = whole(params, x, g, bound, known)
         return {**found, "b": g.sum(axis=0)} if "b" in params else found
 
-    patch.setattr(clipped, "_dense_gradient", gradient)
+    patch.setattr(clipping, "_dense_gradient", gradient)
 
 
 def normalisation_unclipped(patch: Patch) -> None:
-    patch.setattr(clipped, "_affine", lambda params, x, bound: affine("", params, x))
+    patch.setattr(clipping, "_affine", lambda params, x, bound: affine("", params, x))
 
 
 # --- the learning rate
@@ -151,8 +151,8 @@ def next_rate(lr_end: float) -> Federation:
         "aggregation": "fedavg",
     }  # fmt: skip
     made = federation(MLP, train=train, defense=[{"name": "none"}])
-    made.simulator.task = dataclasses.replace(made.simulator.task, defenses=(NextRate(),))
-    return made
+    task = dataclasses.replace(made.simulator.task, defenses=(NextRate(),))
+    return dataclasses.replace(made, simulator=made.simulator.variant(task=task))
 
 
 def nothing(patch: Patch) -> None:

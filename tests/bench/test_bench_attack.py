@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fedveil.attacks.reconstruction import inits
 
 from benchmarks import attack as bench
 from benchmarks.peers import breaching_attack, torch_attack
 from fedveil.attacks.catalog import settings
+from fedveil.attacks.reconstruction import inits
 from fedveil.attacks.reconstruction.run import reconstruct
 
 SMALL = bench.Case((12, 12, 3), 5, 2)

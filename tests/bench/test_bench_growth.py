@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import growth as bench
-from fedveil.models.build import Choices, build
+from fedveil.models.catalog import Choices, build
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])

@@ -8,36 +8,37 @@ import pytest
 
 from benchmarks import roofline as bench
 from benchmarks import round as rounds
-from fedveil.models import flops
-from fedveil.models.build import build
+from fedveil.models import net as counts
+from fedveil.models.catalog import build
 
 
 def test_the_cnn_is_counted_as_by_hand():
     net = build("cnn", (28, 28, 1), 10)
     conv1, conv2, dense = 26 * 26 * 9 * 32, 10 * 10 * 288 * 64, 5 * 5 * 64 * 10
-    assert [(p.name, p.operations) for p in flops.products(net)] == [
+    assert [(p.name, p.operations) for p in counts.products(net)] == [
         ("conv1", 2 * conv1),
         ("conv2", 2 * conv2),
         ("dense", 2 * dense),
     ]
-    assert flops.forward(net) == 2 * (conv1 + conv2 + dense)
-    assert flops.training(net) == 4 * conv1 + 6 * conv2 + 6 * dense
+    assert counts.forward_operations(net) == 2 * (conv1 + conv2 + dense)
+    assert counts.training_operations(net) == 4 * conv1 + 6 * conv2 + 6 * dense
 
 
 def test_the_mlp_is_counted_as_by_hand():
     net = build("mlp", (105,), 2)
     weights = 105 * 64 + 64 * 32 + 32 * 2
-    assert flops.forward(net) == 2 * weights
-    assert flops.training(net) == 6 * weights - 2 * 105 * 64
+    assert counts.forward_operations(net) == 2 * weights
+    assert counts.training_operations(net) == 6 * weights - 2 * 105 * 64
     inputs, outputs, batch = 105 + 64 + 32, 64 + 32 + 2, 3
     forward = weights + batch * (inputs + outputs)
-    assert flops.forward_bytes(net, batch) == 4 * forward
-    assert flops.training_bytes(net, batch) == 4 * (2 * forward + weights + batch * (64 + 32) + 3 * weights)
+    assert counts.forward_bytes(net, batch) == 4 * forward
+    assert counts.training_bytes(net, batch) == 4 * (2 * forward + weights + batch * (64 + 32) + 3 * weights)
 
 
 @pytest.mark.parametrize(("model", "shape"), [("lenet-cpl", (32, 32, 3)), ("resnet20", (32, 32, 3))])
 def test_forward_passes_hold_every_product(model, shape):
     """Counted while the layers run: every product of a forward pass calls `linear`, which sees its shapes."""
+    from fedveil.kernels.clipping import merged
     from fedveil.models.layers import Context, linear
 
     net, seen = build(model, shape, 10), []
@@ -47,10 +48,10 @@ def test_forward_passes_hold_every_product(model, shape):
         return linear(name, params, x)
 
     def apply(key, x):
-        return net.apply(net.init(key), x, Context(linear=counting, fused=True))
+        return net.apply(net.init(key), x, Context(linear=counting, merge=merged))
 
     jax.eval_shape(apply, jax.random.key(0), jnp.zeros((1, *shape)))
-    assert [(p.name, p.operations) for p in flops.products(net)] == seen
+    assert [(p.name, p.operations) for p in counts.products(net)] == seen
 
 
 def test_the_fastest_size_is_taken(monkeypatch):
@@ -93,11 +94,11 @@ def test_real_phases_run_and_are_divided_by_their_counts(monkeypatch):
     def clients(row, phase, per_client):
         return rows[f"roofline/mlp/{row}"]["ours"] * statistics.median(taken[phase]) / per_client
 
-    assert clients("round", "round", examples * flops.training(net)) == pytest.approx(3)
-    chunk = clients("forward", "forward", examples * flops.forward(net))  # clients that a program trains at once
+    assert clients("round", "round", examples * counts.training(net)) == pytest.approx(3)
+    chunk = clients("forward", "forward", examples * counts.forward(net))  # clients that a program trains at once
     assert chunk == pytest.approx(round(chunk)) and 1 <= round(chunk) <= 3
     for phase in ("step", "private"):
-        assert clients(phase, phase, examples * flops.training(net)) == pytest.approx(chunk)
+        assert clients(phase, phase, examples * counts.training(net)) == pytest.approx(chunk)
     assert clients("noise/bytes", "noise", 2 * 2 * 4 * weights) == pytest.approx(chunk)
 
 

@@ -12,7 +12,7 @@ from benchmarks import round as bench
 from benchmarks.peers import flower_round, opacus, torch_nets, torch_round
 from benchmarks.peers.private_step import PrivateStep
 from fedveil.mechanisms.clip import clip_examples
-from fedveil.models.build import Choices, build
+from fedveil.models.catalog import Choices, build
 from fedveil.simulation.client import cross_entropy
 
 STEP = PrivateStep(batch=4, clip=0.05, noise=0.0, lr=0.1)

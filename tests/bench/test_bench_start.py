@@ -79,8 +79,7 @@ def test_layers_are_counted_without_jax_as_with_it():
     """The account of a layerwise clip counts layers by name. The names are the keys of the parameters."""
     import jax
 
-    from fedveil.models.build import build
-    from fedveil.models.catalog import MODELS
+    from fedveil.models.catalog import MODELS, build
 
     for name, info in MODELS.items():
         net = build(name, (32, 32, 3) if info.images else (20,), 10)

@@ -146,7 +146,7 @@ def test_dgc_loses_nothing(steps, share, divisor):
     defense = make({"name": "dgc", "share": share}, "defense")
     memory, sent = defense.initial_client_state(two_layers(steps[0])), np.zeros(11)
     for values in steps:
-        message, memory = defense.recall("upload", two_layers(values), memory, at(divisor=divisor))
+        message, memory = defense.apply_with_state("upload", two_layers(values), memory, at(divisor=divisor))
         assert (flat(message) == 0).sum() >= math.floor(share * 11)
         assert (flat(message) * flat(memory) == 0).all()  # an entry is either sent or remembered
         sent += flat(message) / divisor
@@ -156,7 +156,7 @@ def test_dgc_loses_nothing(steps, share, divisor):
 def test_dgc_remembers_means_where_batches_differ_in_size():
     defense = make({"name": "dgc", "share": 0.95, "stage": "batch"}, "defense")
     value = two_layers(np.arange(1, 12, dtype=np.float32))
-    _, memory = defense.recall("batch", value, defense.initial_client_state(value), at(divisor=4.0))
+    _, memory = defense.apply_with_state("batch", value, defense.initial_client_state(value), at(divisor=4.0))
     np.testing.assert_allclose(flat(memory)[:-1], np.arange(1, 11) / 4)
 
 

@@ -24,12 +24,13 @@ from fedveil.core.stage import StageContext
 from fedveil.data.dataset import Dataset, Part
 from fedveil.defenses import importance
 from fedveil.defenses.dpfl import DPFL, choose
-from fedveil.models.build import Choices, build
+from fedveil.models.catalog import Choices, build
 from fedveil.models.layers import Activation, Context, Conv, Dense, Flatten, GroupNorm
 from fedveil.models.net import Net
 from fedveil.runs import RunFolder
 from fedveil.simulation import client as client_part
 from fedveil.simulation import context, sampling
+from fedveil.simulation.inputs import Batch, RoundContext
 from fedveil.training import resume, train
 
 SETTING = Setting(
@@ -117,14 +118,14 @@ def test_each_client_measures_its_own_pretrained_model(monkeypatch):
         for c in (0, 7, 11):
             own = partition.client(c)
             key = keys.round_key(simulator.draws.root(), rounds)
-            now = client_part.RoundContext(keys.client_key(key, c, 0), keys.shared_key(key), rounds, 0.1)
+            now = RoundContext(keys.client_key(key, c, 0), keys.shared_key(key), rounds, 0.1)
             local = client_part.start(task, state.params)
             for place, positions in enumerate(
-                sampling.client_batches(simulator.law, simulator.draws, rounds, c, 0, len(own))
+                sampling.client_batches(simulator.sampling, simulator.draws, rounds, c, 0, len(own))
             ):
                 rows = own[positions]
                 mask = jnp.ones(len(rows), bool)
-                local = simulator._step(local, simulator.x[rows], simulator.y[rows], mask, place, now)
+                local = simulator._step(local, Batch(simulator.x[rows], simulator.y[rows], mask), place, now)
             counts = {}
             task.model.apply(
                 local.params,
@@ -153,7 +154,7 @@ def test_even_budgets():
 def test_the_l1_bound_holds_over_all_layers_together(values, bound):
     update = {"a": {"w": jnp.asarray(values[:8])}, "b": {"w": jnp.asarray(values[8:])}}
     shares = {"a": jnp.asarray(0.5), "b": jnp.asarray(0.5)}
-    sent, _ = DPFL(clip=bound, epsilon=1e30).recall("upload", update, shares, at())
+    sent, _ = DPFL(clip=bound, epsilon=1e30).apply_with_state("upload", update, shares, at())
     before, after = np.abs(values.astype(np.float64)).sum(), np.abs(flat(sent)).sum()
     assert after <= bound * (1 + 1e-6)
     if before <= bound * (1 - 1e-5):
@@ -164,7 +165,7 @@ def test_each_layer_gets_laplace_noise_of_its_own_scale():
     update = {"a": {"w": jnp.zeros((200, 100))}, "b": {"w": jnp.zeros(20_000), "b": jnp.zeros(20_000)}}
     shares = {"a": jnp.asarray(0.2), "b": jnp.asarray(0.8)}
     # The scale keeps to the first round's rate (0.1), whatever the rate of the round.
-    noised, kept = DPFL(clip=0.5, epsilon=4.0).recall("upload", update, shares, at(lr=0.003))
+    noised, kept = DPFL(clip=0.5, epsilon=4.0).apply_with_state("upload", update, shares, at(lr=0.003))
     assert kept is shares
     for layer, k, share in (("a", "w", 0.2), ("b", "w", 0.8), ("b", "b", 0.8)):
         values, scale = np.asarray(noised[layer][k]).ravel(), 2 * 0.1 * 0.5 / (4.0 * share)

@@ -20,7 +20,7 @@ from fedveil.core.stage import StageContext
 from fedveil.defenses import importance
 from fedveil.defenses.catalog import make
 from fedveil.defenses.lip import LIP
-from fedveil.models.build import Choices, build
+from fedveil.models.catalog import Choices, build
 
 SETTING = Setting(
     clients=12, per_round=4, rounds=3, batch=4, local_steps=2, sampling="fixed", batching="shuffle",
@@ -104,7 +104,7 @@ def test_only_dense_or_named_layers_are_noised(layers, noised):
     update = jax.tree.map(lambda a: 1.0 + a, state.params)
     own = jax.tree.map(lambda a: a[1], state.clients["0"])
     point = StageContext(setting=SETTING, key=key, shared=key, round=0, lr=0.1)
-    message, _ = simulator.task.defenses[0].recall("upload", update, own, point)
+    message, _ = simulator.task.defenses[0].apply_with_state("upload", update, own, point)
     factor = 0.5 / np.abs(flat(update)).sum()
     for layer, values in update.items():
         for k, before in values.items():
@@ -117,7 +117,7 @@ def test_the_scale_of_the_noise_follows_the_budget():
     update = jax.tree.map(jnp.zeros_like, {**shares, "conv1": {"w": jnp.zeros(10)}})
     defense = LIP(clip=0.5, epsilon=4.0)
     key = jax.random.key(0)
-    noised, kept = defense.recall(
+    noised, kept = defense.apply_with_state(
         "upload", update, shares, StageContext(setting=SETTING, key=key, shared=key, round=0, lr=9.0)
     )
     assert kept is shares and not np.asarray(noised["conv1"]["w"]).any()

@@ -22,8 +22,8 @@ from fedveil.core.stage import StageContext
 from fedveil.defenses.fed_cdp import FedCDP
 from fedveil.defenses.fed_sdp import FedSDP
 from fedveil.defenses.two_dp import TwoDP
+from fedveil.kernels import clipping
 from fedveil.mechanisms import clip
-from fedveil.models import clipped
 
 SETTING = Setting(
     clients=50, per_round=10, rounds=11, batch=5, local_steps=1, sampling="poisson", batching="poisson",
@@ -240,7 +240,7 @@ def test_poisson_batches_agree_with_the_reference_under_noise():
 @pytest.mark.parametrize("name", ["cnn", "lenet-dlg", "mlp", "logistic", "resnet20"])
 def test_fused_clipping_equals_example_by_example(name):
     """The fused backward pass and the obvious vmap over examples give the same clipped sum, and the clip bites."""
-    from fedveil.models.build import build
+    from fedveil.models.catalog import build
     from fedveil.models.layers import Context
     from fedveil.simulation.client import cross_entropy
 
@@ -257,7 +257,7 @@ def test_fused_clipping_equals_example_by_example(name):
         bound = float(np.median(norms))  # half of the layers of half of the examples are clipped
         obvious = jax.tree.map(lambda a: a.sum(axis=0), clip.clip_examples(each, bound, "layerwise"))
         limit = jnp.asarray(bound)
-        context = Context(linear=clipped.clipping_linear(limit), affine=clipped.clipping_affine(limit))
+        context = Context(linear=clipping.clipping_linear(limit), affine=clipping.clipping_affine(limit))
         fused = jax.jit(jax.grad(lambda p: loss(p, x, y, context)))(params)
         plain = jax.tree.map(lambda a: a.sum(axis=0), each)
         for a, b in zip(jax.tree.leaves(fused), jax.tree.leaves(obvious), strict=True):
@@ -274,7 +274,7 @@ def test_scale_and_shift_of_each_example_are_clipped(spoiled):
     params, bound = {"scale": jnp.full(4, 2.0), "shift": jnp.zeros(4)}, jnp.asarray(1.5)
 
     def summed(x, g):
-        _, back = jax.vjp(lambda p, x: clipped.clipping_affine(bound)("norm", p, x), params, jnp.asarray(x))
+        _, back = jax.vjp(lambda p, x: clipping.clipping_affine(bound)("norm", p, x), params, jnp.asarray(x))
         return back(jnp.asarray(g))
 
     obvious = {"scale": (g * x).sum(axis=(1, 2)), "shift": g.sum(axis=(1, 2))}
@@ -292,20 +292,21 @@ def test_scale_and_shift_of_each_example_are_clipped(spoiled):
 def test_the_round_takes_the_fused_path_where_it_can():
     """Layerwise clipping keeps no gradient per example in the program; flat clipping and taps do."""
     from fedveil.simulation import client as part
+    from fedveil.simulation.inputs import Batch, RoundContext
 
     def program(seen, **keys):
         config = {"model": {"name": "mlp", "hidden": [8]}, "defense": {"name": "fed-cdp", **keys}}
         simulator = fedveil.federation(config).simulator
-        now = part.RoundContext(jax.random.key(0), jax.random.key(1), 0, jnp.asarray(0.1))
-        x, y, mask = simulator.x[:4], simulator.y[:4], jnp.ones(4, bool)
-        task, draws = simulator.task, part.step_keys(simulator.task, now, 0)
-        run = lambda p: part.batch_gradient(task, p, x, y, mask, now, draws, seen)[0]  # noqa: E731
+        context = RoundContext(jax.random.key(0), jax.random.key(1), 0, jnp.asarray(0.1))
+        batch = Batch(simulator.x[:4], simulator.y[:4], jnp.ones(4, bool))
+        task, draws = simulator.task, part.keys_of_step(simulator.task, context, 0)
+        run = lambda p: part.batch_gradient(task, p, batch, context, draws, seen)[0]  # noqa: E731
         return str(jax.make_jaxpr(run)(simulator.start().params))
 
     each = "f32[4,64,8]"  # example gradients of the first layer
-    assert each not in program(part.NOTHING)
-    assert each in program(part.NOTHING, clip_scope="flat")
-    assert each in program(part.Seen(frozenset({"example"})))
+    assert each not in program(part.CLOSED)
+    assert each in program(part.CLOSED, clip_scope="flat")
+    assert each in program(part.OpenTaps(frozenset({"example"})))
 
 
 @pytest.mark.parametrize("name", ["fed-sdp", "fed-cdp", "2dp-fl"])
@@ -373,7 +374,7 @@ def test_an_empty_poisson_batch_is_noised():
     simulator = federation.simulator
     from fedveil.simulation.sampling import client_batches
 
-    sizes = {c: [len(b) for b in client_batches(simulator.law, simulator.draws, 0, c, 0, 40)] for c in range(4)}
+    sizes = {c: [len(b) for b in client_batches(simulator.sampling, simulator.draws, 0, c, 0, 40)] for c in range(4)}
     client, step = next((c, s) for c, counts in sizes.items() for s, n in enumerate(counts) if n == 0)
     seen = simulator.observe(simulator.start(), 0, client, frozenset({"batch"}), steps=(step,))["batch"][step]
     assert near(seen, 24.0)

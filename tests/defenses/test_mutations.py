@@ -8,8 +8,8 @@ import test_mechanisms as guards
 from fedveil.core import keys
 from fedveil.defenses.fed_cdp import FedCDP
 from fedveil.defenses.fed_sdp import FedSDP
+from fedveil.kernels import clipping
 from fedveil.mechanisms import clip
-from fedveil.models import clipped
 from fedveil.random import noise
 
 
@@ -81,7 +81,7 @@ WEIGHTS = guards.test_fed_sdp_server_noise_covers_the_largest_weight
 MUTATIONS = {
     "the clip forgotten": (clip, "factor", no_shrinking, BOUND),
     "the wrong norm": (clip, "squares", largest_norm, BOUND),
-    "the fused clip forgotten": (clipped, "_dense_gradient", unclipped_dense, fused_clip),
+    "the fused clip forgotten": (clipping, "_dense_gradient", unclipped_dense, fused_clip),
     "one noise for all clients": (keys, "client_key", one_key, INDEPENDENCE),
     "noise before the clip": (FedCDP, "example_sum", noise_before_clip, nominal_noise),
     "√B missing": (FedCDP, "on_sum", FedCDP.on_example, nominal_noise),

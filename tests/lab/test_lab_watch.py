@@ -11,7 +11,7 @@ from fedveil.attacks.catalog import settings
 from fedveil.attacks.observe import of_gradients
 from fedveil.attacks.reconstruction.run import reconstruct
 from fedveil.attacks.reconstruction.scheduler import Sight
-from fedveil.models.build import Choices, build
+from fedveil.models.catalog import Choices, build
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ import fedveil
 from fedveil.core.setting import Setting
 from fedveil.core.stage import StageContext
 from fedveil.defenses.fed_sdp import FedSDP
+from fedveil.kernels import clipping, gpu, pallas
 from fedveil.mechanisms import clip
-from fedveil.models import clipped, kernels, products
 
 BOUNDS = [1e-45, 1e-40, 2e-38, 1e-30, 1e-23, 1e-22, 1e-19, 1e-10, 1e-3, 0.7, 1.0, 50.0, 1e10, 1e19, 1e30]
 FAR = [1e-320, 1e-305, 1e-260, 1e-220, 1e-190, 1e-180, 1e-170, 1e-165, 1e200, 1e300]
@@ -110,8 +110,8 @@ def test_examples_of_different_magnitude_in_one_batch(dtype):
 @pytest.mark.parametrize("bound", [float("nan"), float("inf"), 0.0, -1.0, 1e39])
 def test_bounds_that_are_no_ordinary_numbers(bound):
     tree = {"one": {"w": jnp.full(64, 3e38, jnp.float32)}}
-    for clipping in PLAIN.values():
-        found = lengths(jax.tree.map(lambda a: a[None], clipping(tree, bound)), 2)[0]
+    for clipped in PLAIN.values():
+        found = lengths(jax.tree.map(lambda a: a[None], clipped(tree, bound)), 2)[0]
         assert found == 0 or found <= bound
 
 
@@ -156,7 +156,7 @@ def linear_case(inputs, outputs, bias, dtype, patches=None):
 
     def one(x, g, bound):
         x = x if patches is None else x.astype(patches)
-        return gradient(lambda p, x: clipped.clipping_linear(bound)("", p, x), params, x, g)
+        return gradient(lambda p, x: clipping.clipping_linear(bound)("", p, x), params, x, g)
 
     return one
 
@@ -167,7 +167,7 @@ def linear_case(inputs, outputs, bias, dtype, patches=None):
 def test_dense(bias, seed, dtype, backend, monkeypatch):
     """As on a CPU; and with squares that the product gives, as on a GPU: that kernel runs as plain JAX here."""
     length = 9 if backend == "cpu" else 520
-    monkeypatch.setattr(kernels, "INTERPRET", True)
+    monkeypatch.setattr(pallas, "INTERPRET", True)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     rng = np.random.default_rng(seed)
     limits = bounds(rng, dtype)
@@ -216,24 +216,24 @@ def test_scale_and_shift(dtype):
     limits = bounds(rng, dtype)
     x, g = (spread(rng, (1, 3, 3, 4), dtype, around=a) for a in (np.ones(CASES), limits))
     params = {"scale": jnp.ones(4, dtype), "shift": jnp.zeros(4, dtype)}
-    one = lambda x, g, b: gradient(lambda p, x: clipped.clipping_affine(b)("", p, x), params, x, g)  # noqa: E731
+    one = lambda x, g, b: gradient(lambda p, x: clipping.clipping_affine(b)("", p, x), params, x, g)  # noqa: E731
     holds(many(one, x, g, limits), limits)
 
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_first_convolution(bias, monkeypatch):
-    monkeypatch.setattr(kernels, "INTERPRET", True)
+    monkeypatch.setattr(pallas, "INTERPRET", True)
     rng = np.random.default_rng(6)
     x, g = spread(rng, (1, 6, 6, 1), np.float32, 150), spread(rng, (1, 2, 2, 4), np.float32, 150)
     limits = bounds(rng, np.float32, 150)
     params = {"w": jnp.ones((3, 3, 1, 4)), **({"b": jnp.zeros(4)} if bias else {})}
-    one = lambda x, g, b: gradient(lambda p, x: clipped.clipping_first(b)(p, x), params, x, g)  # noqa: E731
+    one = lambda x, g, b: gradient(lambda p, x: gpu.first(p, x, b), params, x, g)  # noqa: E731
     holds(many(one, x, g, limits), limits)
 
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_first_two_convolutions(bias, monkeypatch):
-    monkeypatch.setattr(kernels, "INTERPRET", True)
+    monkeypatch.setattr(pallas, "INTERPRET", True)
     rng = np.random.default_rng(8)
     cases = 60
     x, g = spread(rng, (1, 12, 12, 1), np.float32, cases), spread(rng, (1, 1, 1, 16), np.float32, cases)
@@ -243,7 +243,7 @@ def test_first_two_convolutions(bias, monkeypatch):
     second = {"w": jnp.ones((3, 3, 16, 16)), **({"b": jnp.zeros(16)} if bias else {})}
 
     def one(x, g, size, bound):
-        layer = lambda p, x: clipped.clipping_pair(bound)((False, False), *p, x)  # noqa: E731
+        layer = lambda p, x: gpu.both((False, False), *p, x, bound)  # noqa: E731
         return gradient(layer, (first, {**second, "w": second["w"] * size}), x, g)
 
     for layer in many(one, x, g, size, limits):
@@ -262,19 +262,19 @@ def tf32(a):
 def test_the_bound_holds_where_a_product_rounds_its_inputs(monkeypatch):
     """Numbers just above the middle between two that TF32 holds, so that each is rounded up by nearly 2⁻¹¹."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(products, "outer_sum", lambda x, g: (seen.append((x, g)), x.T @ g)[1])
+    monkeypatch.setattr(clipping, "outer_sum", lambda x, g: (seen.append((x, g)), x.T @ g)[1])
     seen = []
     x = np.full((9, 40), 1 + 2.0**-11 + 2.0**-23, np.float32)
     for start in np.linspace(1, 1.01, 50):
         g = np.full((9, 6), start, np.float32)
         gradient(
-            lambda p, x: clipped.clipping_linear(jnp.float32(1.0))("", p, x),
+            lambda p, x: clipping.clipping_linear(jnp.float32(1.0))("", p, x),
             {"w": jnp.ones((40, 6))}, jnp.asarray(x), jnp.asarray(g),
         )  # fmt: skip
         a, b = (tf32(np.asarray(v)) for v in seen.pop())
         exact = np.outer(a[0].astype(np.longdouble), b[0].astype(np.longdouble))
         assert 0.995 < np.sqrt(np.square(exact).sum()) <= 1
-    assert products.outer_room(jnp.zeros((8, 3))) == 1.0
+    assert clipping.outer_margin(jnp.zeros((8, 3))) == 1.0
 
 
 # --- defences

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedveil.models import clipped, products
+from fedveil.kernels import clipping
 from fedveil.models.layers import Context, GroupNorm
 
 
@@ -27,12 +27,12 @@ def test_gradients_of_a_convolution_are_sums_over_positions_whichever_way_they_a
     x, g = (rng.normal(size=(3, 10, size)).astype(np.float32) for size in (inputs, outputs))
     params = {"w": jnp.zeros((inputs, outputs))}
     each = np.einsum("bpk,bpm->bkm", x.astype(float), g.astype(float))
-    assert products.turned(x, g) == (inputs > outputs)
-    (gradient,) = jax.vjp(lambda p: products.quick_linear("", p, jnp.asarray(x)), params)[1](jnp.asarray(g))
+    assert clipping.transposed(x, g) == (inputs > outputs)
+    (gradient,) = jax.vjp(lambda p: clipping.fast_linear("", p, jnp.asarray(x)), params)[1](jnp.asarray(g))
     np.testing.assert_allclose(gradient["w"], each.sum(axis=0), rtol=1e-4, atol=1e-4)
     norms = np.sqrt(np.square(each).sum(axis=(1, 2)))
     bound = float(np.median(norms))
     wanted = (each * np.minimum(1.0, bound / norms)[:, None, None]).sum(axis=0)
-    linear = clipped.clipping_linear(jnp.asarray(bound))
+    linear = clipping.clipping_linear(jnp.asarray(bound))
     (gradient,) = jax.vjp(lambda p: linear("", p, jnp.asarray(x)), params)[1](jnp.asarray(g))
     np.testing.assert_allclose(gradient["w"], wanted, rtol=1e-4, atol=1e-4)

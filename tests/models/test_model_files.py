@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import fedveil
 from fedveil.core.errors import DataError
-from fedveil.models.build import Choices, build
+from fedveil.models.catalog import Choices, build
 from fedveil.models.files import parameters_as_bytes, read_arrays, read_parameters
 
 

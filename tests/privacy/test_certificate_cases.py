@@ -187,7 +187,7 @@ def _taps(batching: str, open_examples: bool = False) -> tuple[Any, Any, Any]:
     federation = prepare(from_dict(document))
     simulator = federation.simulator
     if open_examples:
-        simulator.task = replace(simulator.task, open_examples=True)
+        simulator = simulator.variant(task=replace(simulator.task, open_examples=True))
     state = simulator.start()
     seen = simulator.observe(state, 0, 0, frozenset({"example", "batch"}))
     closed = simulator.observe(state, 0, 0, frozenset({"batch"}))

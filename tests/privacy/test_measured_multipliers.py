@@ -106,9 +106,9 @@ def _upload_model(defense: Any, number: int, single: bool) -> Measured:
 
 def _upload_laplace(defense: Any, number: int, single: bool) -> Measured:
     shares = {f"layer{n}": jnp.asarray(1.0 / LAYERS) for n in range(LAYERS)}
-    quiet, _ = defense.recall("upload", tree(0.0), shares, at(number))
+    quiet, _ = defense.apply_with_state("upload", tree(0.0), shares, at(number))
     one = jax.tree.map(lambda a: a.at[0, 0].set(HUGE), tree(0.0))
-    loud, _ = defense.recall("upload", one, shares, at(number))
+    loud, _ = defense.apply_with_state("upload", one, shares, at(number))
     return Measured(noise_of(quiet, "laplace"), size_of(jax.tree.map(lambda a, b: a - b, loud, quiet), "l1"))
 
 

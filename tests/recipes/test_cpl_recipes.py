@@ -188,7 +188,7 @@ def test_an_update_is_the_sum_of_its_steps_or_their_mean():
     import numpy as np
 
     from fedveil.attacks.observe import of_gradients
-    from fedveil.models.build import Choices, build
+    from fedveil.models.catalog import Choices, build
     from fedveil.recipes.kinds_cpl import one_example
 
     model = build("logistic", (3,), 2, Choices())

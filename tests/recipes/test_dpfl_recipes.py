@@ -13,7 +13,7 @@ from recipe_checks import check_cells, check_places, config_of
 from fedveil.attacks.observe import of_gradients
 from fedveil.config import for_attack, load, resolve
 from fedveil.federation import prepare
-from fedveil.models.build import Choices, build
+from fedveil.models.catalog import Choices, build
 from fedveil.recipes import dpfl, kinds, kinds_dpfl
 from fedveil.recipes.cell import FULL, QUICK, Job
 from fedveil.recipes.published import published, value_of

@@ -77,7 +77,7 @@ VARIANTS = {
 @pytest.mark.parametrize(
     "variant", [pytest.param(v, marks=pytest.mark.slow) if v in ("momentum", "adagrad") else v for v in VARIANTS]
 )
-def test_every_law_and_optimiser_agrees_with_the_reference(variant):
+def test_every_sampling_and_optimiser_agrees_with_the_reference(variant):
     train = VARIANTS[variant]
     whole = params_after("mlp", {"hidden": [8]}, train=train, precision="float64", chunk=4)  # nine clients: one padded
     again = params_after("mlp", {"hidden": [8]}, train=train, precision="float64", engine="reference")

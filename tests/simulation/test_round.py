@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import fedveil
+from fedveil import api
 from fedveil.core.errors import RunError
 from fedveil.simulation import server
+from fedveil.simulation.inputs import Batch, RoundContext
 from fedveil.simulation.server import Answers, ServerRule
 
 
@@ -29,9 +31,9 @@ def test_a_round_of_logistic_regression_by_hand():
         "train": {"rounds": 1, "per_round": 2, "local_epochs": 2, "batch": 1, "lr": 0.1, "weights": "size"},
         "speed": {"precision": "float64"},
     }
-    probe = fedveil.federation(settings, data=(x, y, x, y))
+    probe = api.federation(settings, data=(x, y, x, y))
     settings["train"]["batch"] = int(probe.partition.length.max())  # each step sees all of a client's data
-    federation = fedveil.federation(settings, data=(x, y, x, y))
+    federation = api.federation(settings, data=(x, y, x, y))
     simulator = federation.simulator
     state = simulator.start()
     w0 = {k: np.array(v, np.float64) for k, v in state.params["dense"].items()}
@@ -61,7 +63,7 @@ def test_poisson_divides_by_the_nominal_sizes():
         "train": {"rounds": 1, "per_round": 4, "local_steps": 1, "batch": 8, "dropout": 0.5, "noise_seed": 0},
         "speed": {"precision": "float64"},
     }
-    real = fedveil.federation(settings)
+    real = api.federation(settings)
     start = real.simulator.start()
     before = np.array(start.params["dense"]["b"])
     moved, report = real.simulator.round(start, 0)
@@ -70,7 +72,7 @@ def test_poisson_divides_by_the_nominal_sizes():
     step = np.array(moved.params["dense"]["b"]) - before
     # Rates of 1 everywhere: the same clients and batches, so only the divisor differs.
     settings["train"] |= {"sampling": "poisson", "batching": "poisson"}
-    nominal = fedveil.federation(settings)
+    nominal = api.federation(settings)
     start = nominal.simulator.start()
     moved, _ = nominal.simulator.round(start, 0)
     np.testing.assert_allclose(np.array(moved.params["dense"]["b"]) - before, step * answered / 4, atol=1e-12)
@@ -117,7 +119,7 @@ def test_late_messages_count_one_round_later():
     rule = ServerRule(1.0, 0.0, keeps_late=True)
     params = {"w": jnp.zeros(2)}
     state = server.initial_state(rule, params)
-    federation = fedveil.federation({"model": {"name": "logistic"}, "train": {"late": 0.5}})
+    federation = api.federation({"model": {"name": "logistic"}, "train": {"late": 0.5}})
     task = federation.simulator.task
     key, lr = jax.random.key(0), jnp.asarray(0.1)
     first = server.collect(
@@ -132,7 +134,7 @@ def test_late_messages_count_one_round_later():
 
 def test_a_round_without_answers_leaves_the_model_alone():
     rule = ServerRule(1.0, 0.0, keeps_late=False)
-    federation = fedveil.federation({"model": {"name": "logistic"}})
+    federation = api.federation({"model": {"name": "logistic"}})
     params = {"w": jnp.arange(2.0)}
     empty = server.empty_sum(rule, params)
     state = server.advance(
@@ -152,7 +154,7 @@ def tapped():
         "train": {"per_round": 5, "local_steps": 3, "rounds": 2},
         "speed": {"precision": "float64"},
     }
-    federation = fedveil.federation(settings)
+    federation = api.federation(settings)
     return federation, federation.simulator.start()
 
 
@@ -195,17 +197,17 @@ def test_a_tap_nobody_uses_is_not_in_the_program(tapped):
     simulator = federation.simulator
     from fedveil.simulation import client as part
 
-    now = part.RoundContext(jax.random.key(0), jax.random.key(1), 0, jnp.asarray(0.1))
-    x, y, mask = simulator.x[:4], simulator.y[:4], jnp.ones(4, bool)
+    context = RoundContext(jax.random.key(0), jax.random.key(1), 0, jnp.asarray(0.1))
+    batch = Batch(simulator.x[:4], simulator.y[:4], jnp.ones(4, bool))
 
-    def program(seen):
-        task, draws = simulator.task, part.step_keys(simulator.task, now, 0)
-        step = lambda p: part.batch_gradient(task, p, x, y, mask, now, draws, seen)[0]  # noqa: E731
+    def program(taps):
+        task, draws = simulator.task, part.keys_of_step(simulator.task, context, 0)
+        step = lambda p: part.batch_gradient(task, p, batch, context, draws, taps)[0]  # noqa: E731
         return str(jax.make_jaxpr(step)(jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), state.params)))
 
     each = "f32[4,64,8]"  # example gradients of the first layer
-    assert each in program(part.Seen(frozenset({"example"})))
-    assert each not in program(part.NOTHING)
+    assert each in program(part.OpenTaps(frozenset({"example"})))
+    assert each not in program(part.CLOSED)
 
 
 def test_unknown_taps_and_clients_are_refused(tapped):
@@ -217,7 +219,7 @@ def test_unknown_taps_and_clients_are_refused(tapped):
 
 
 def test_secure_aggregation_closes_the_server_tap():
-    federation = fedveil.federation({"model": {"name": "logistic"}, "train": {"secure_aggregation": True}})
+    federation = api.federation({"model": {"name": "logistic"}, "train": {"secure_aggregation": True}})
     with pytest.raises(RunError, match="sums only"):
         federation.simulator.observe(federation.simulator.start(), 0, 0, frozenset({"server"}))
 
@@ -232,9 +234,8 @@ def test_chunks_side_by_side_give_the_sum_of_chunks_in_turn():
         "speed": {"chunk": 2},
     }
 
-    def played(lanes):
-        simulator = fedveil.federation(settings).simulator
-        simulator.lanes = lanes
+    def played(workers):
+        simulator = api.federation(settings).simulator.variant(workers=workers)
         state, rows = simulator.start(), []
         for number in range(3):
             state, report = simulator.round(state, number)
@@ -242,15 +243,15 @@ def test_chunks_side_by_side_give_the_sum_of_chunks_in_turn():
         return jax.device_get(state.params), rows
 
     alone, rows = played(1)
-    for lanes in (2, 5):
-        together, others = played(lanes)
+    for workers in (2, 5):
+        together, others = played(workers)
         jax.tree.map(np.testing.assert_array_equal, together, alone)
         assert others == rows and rows[0]["clients"] == 11
 
 
 def test_a_federation_goes_when_nobody_holds_it():
     """Its data may be gigabytes: they must not wait for a collection of garbage."""
-    federation = fedveil.federation({"data": {"clients": 5}, "train": {"rounds": 1, "per_round": 5}})
+    federation = api.federation({"data": {"clients": 5}, "train": {"rounds": 1, "per_round": 5}})
     state, _ = federation.simulator.round(federation.simulator.start(), 0)
     federation.simulator.evaluate(state.params)
     seen = weakref.ref(federation.simulator)
@@ -274,4 +275,4 @@ def test_fewer_clients_at_once_on_a_cpu_where_each_needs_more(model, batch, clie
         "model": {"name": model},
         "train": {"per_round": 20, "batch": batch, "local_steps": 50},
     }
-    assert fedveil.federation(settings, data=(x, y, x, y)).simulator.chunk == clients
+    assert api.federation(settings, data=(x, y, x, y)).simulator.chunk == clients

@@ -1,4 +1,4 @@
-"""The laws by which clients and batches are drawn. Statistical tests: fixed seeds, 5σ, so a false alarm is one in a
+"""The distributions of cohorts and batches. Statistical tests: fixed seeds, 5σ, so a false alarm is one in a
 million over the choice of seeds."""
 
 import math
@@ -32,7 +32,7 @@ def near(count, trials, probability):
 # --- clients
 
 
-def test_cohorts_have_the_law_they_name():
+def test_cohorts_have_the_distribution_they_name():
     trials, clients, per_round = 4000, 12, 3
     for name in ("fixed", "poisson", "with-replacement"):
         drawn = [sampling.draw_clients(keys.host(7, "cohort", t), clients, per_round, name) for t in range(trials)]

@@ -128,7 +128,7 @@ def play(
         there[settings.attacker], asked[settings.attacker] = True, False
     if there[asked].all() or not there[asked].any():
         raise RunError("client-membership: all coins fell alike; take another train.seed, or more clients")
-    simulator.present = there
+    simulator = simulator.variant(present=there)
     state, models, answered, not_finite = simulator.start(), [], np.zeros((rounds, clients), bool), 0
     for number in range(rounds):
         models.append(_seen(federation, state, number, settings))

@@ -195,7 +195,7 @@ def _sent(federation: Federation, state: ServerState, number: int, client: int, 
 def _rows(federation: Federation, number: int, client: int, occurrence: int = 0) -> np.ndarray:
     """Rows of the training set that a client uses in a round, all its batches together."""
     simulator, rows = federation.simulator, federation.partition.client(client)
-    drawn = sampling.client_batches(simulator.law, simulator.draws, number, client, occurrence, len(rows))
+    drawn = sampling.client_batches(simulator.sampling, simulator.draws, number, client, occurrence, len(rows))
     return rows[np.concatenate(drawn)]
 
 

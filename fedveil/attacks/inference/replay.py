@@ -20,8 +20,9 @@ import numpy as np
 from fedveil.attacks.observe import AuxiliaryData
 from fedveil.models.layers import Array, Params
 from fedveil.simulation import client as client_part
-from fedveil.simulation.client import RoundContext, Task
-from fedveil.simulation.sampling import BatchSampling
+from fedveil.simulation.client import Task
+from fedveil.simulation.inputs import ClientInputs, RoundContext, RoundInputs
+from fedveil.simulation.sampling import Batches, BatchSampling
 
 if TYPE_CHECKING:
     from fedveil.federation import Federation
@@ -43,7 +44,7 @@ def rules_of(federation: Federation) -> Rules:
     simulator = federation.simulator
     quiet = tuple(quiet for d in simulator.task.defenses if (quiet := d.silenced()) is not None)
     task = replace(simulator.task, defenses=quiet, scale=1.0)
-    return Rules(task, simulator.law, tuple(simulator.schedule.at(n) for n in range(federation.rounds)))
+    return Rules(task, simulator.sampling, tuple(simulator.schedule.at(n) for n in range(federation.rounds)))
 
 
 def flat(tree: Params) -> np.ndarray:
@@ -80,19 +81,17 @@ def updates(
         held = jax.tree.map(lambda a: jnp.asarray(a, dtype), params)
         x, y = jnp.asarray(records.x, dtype), jnp.asarray(records.y)
         lr = jnp.asarray(rules.lrs[number], dtype)
-        return np.asarray(_updates(rules.task, held, x, y, *batches, np.int32(number), lr))
+        key = jax.random.key(0)  # of the network's own dropout, which the attacker draws for itself
+        inputs = RoundInputs(held, x, y, key, np.int32(number), lr)
+        return np.asarray(_updates(rules.task, inputs, Batches(*batches)))
 
 
 @partial(jax.jit, static_argnums=0)
-def _updates(
-    task: Task, params: Params, x: Array, y: Array, index: Array, mask: Array, steps: Array, number: Array, lr: Array
-) -> Array:
-    key = jax.random.key(0)  # of the network's own dropout, which the attacker draws for itself
+def _updates(task: Task, inputs: RoundInputs, batches: Batches) -> Array:
+    def one(own: Batches) -> Array:
+        context = RoundContext(inputs.key, inputs.key, inputs.number, inputs.lr)
+        received = client_part.begin(task, inputs.params, context)
+        made = client_part.local_round(task, inputs, received, ClientInputs(0, 0, own), context)
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(made.message)])
 
-    def one(batches: tuple[Array, Array, Array]) -> Array:
-        rows, filled, count = batches
-        now = RoundContext(key, key, number, lr)
-        message, _, _ = client_part.whole(task, params, x, y, rows, filled, count, {}, now)
-        return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(message)])
-
-    return jax.lax.map(one, (index, mask, steps), batch_size=min(AT_ONCE, index.shape[0]))
+    return jax.lax.map(one, batches, batch_size=min(AT_ONCE, batches.index.shape[0]))

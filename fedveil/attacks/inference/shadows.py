@@ -24,16 +24,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil import kept
+from fedveil.compilation import Compiler, Program
 from fedveil.core import keys
 from fedveil.core.errors import ConfigError, Interrupted
 from fedveil.models.layers import Array, Params
 from fedveil.models.net import Model
-from fedveil.simulation import client as client_part
 from fedveil.simulation import sampling, server
-from fedveil.simulation.client import RoundContext, Task
+from fedveil.simulation.client import Task
+from fedveil.simulation.inputs import ClientInputs, RoundInputs
+from fedveil.simulation.observation import observed
+from fedveil.simulation.sampling import Cohort
 from fedveil.simulation.server import ServerRule, ServerState
-from fedveil.simulation.simulator import auto_chunk, chunk_sum, parameter_count
+from fedveil.simulation.simulator import FEDERATIONS, Rounds, auto_chunk, parameter_count
 
 if TYPE_CHECKING:
     from fedveil.federation import Federation
@@ -106,18 +108,14 @@ class Fleet:
         setting, rule = self.task.setting, self.simulator.rule
         slots = slots or _lanes(federation)
         self.chunk = min(slots, setting.per_round)
-        most = min(slots // self.chunk, math.ceil(len(self.seeds) / self.simulator.lanes))
+        most = min(slots // self.chunk, math.ceil(len(self.seeds) / self.simulator.workers))
         self.at_once = _even(len(self.seeds), max(1, most))
         batches = self.at_once * self.chunk * setting.local_steps
-        self.widths = sampling.batch_widths(self.simulator.law, self.simulator.partition, batches)
-        self._looks: dict[Sight, Callable[..., Params]] = {}
-        empty, advance = partial(server.empty_sum, rule), partial(server.advance, self.task, rule)
-        chunk = partial(chunk_sum, self.task, rule)
-        shared = (0, 0, None, None, *[0] * 6, None, None)  # the data, the round's number and its rate are everyone's
-        self._empty = _mapped(empty, 0)
-        self._round_keys = _mapped(keys.round_key, (0, None))
-        self._chunk = _mapped(chunk, shared, donate=(0,))
-        self._advance = _mapped(advance, (0, 0, 0, None), donate=(0,))
+        self.widths = sampling.batch_widths(self.simulator.sampling, self.simulator.partition, batches)
+        self._compiler = Compiler(dict)
+        self._looks: dict[Sight, Program] = {}
+        self._round_keys = self._compiler.program(jax.vmap(keys.round_key, in_axes=(0, None)))
+        self._rounds = Rounds(self.task, rule, self._compiler, federations=True)
 
     def train(self, sight: Sight = RELEASE, progress: Progress = lambda done, total: None) -> Trained:
         """Trains all of them to the end, as many at once as fit; on a CPU one part of them on each core."""
@@ -136,7 +134,7 @@ class Fleet:
                 seen, lost = self._train(who, sight, last[who], step)
                 return jax.device_get(seen), lost
 
-        with ThreadPoolExecutor(self.simulator.lanes) as pool:
+        with ThreadPoolExecutor(self.simulator.workers) as pool:
             try:
                 models, not_finite = zip(*pool.map(play, parts), strict=True)
             except BaseException:
@@ -177,25 +175,20 @@ class Fleet:
     def round(self, state: ServerState, who: np.ndarray, roots: Array, number: int) -> tuple[ServerState, Array]:
         """One round of the federations `who`; and how many updates were not finite in each."""
         cohorts = [self._cohort(f, number) for f in who]
-        round_keys, lr, now = self._moment(roots, number)
-        summed, clients = self._empty(state.params), state.clients
-        for first in range(0, max(len(c.clients) for c in cohorts), self.chunk):
-            index, mask, steps, *rest = self._batches(who, cohorts, number, slice(first, first + self.chunk))
-            chunk = ((index, mask, steps), *rest)
-            summed, clients = self._chunk(
-                (summed, clients), state.params, self.simulator.x, self.simulator.y, *chunk, round_keys, now, lr
-            )
-        broken = summed.not_finite
-        return self._advance(replace(state, clients=clients), summed, round_keys, lr), broken
+        starts = range(0, max(len(c.clients) for c in cohorts), self.chunk)
+        chunks = (self._clients(who, cohorts, number, slice(first, first + self.chunk)) for first in starts)
+        state, counters = self._rounds.run(state, self._inputs(state, roots, number), chunks)
+        return state, counters.not_finite
 
-    def _moment(self, roots: Array, number: int) -> tuple[Array, Array, np.int32]:
-        """The round's key in each federation, its learning rate and its number."""
+    def _inputs(self, state: ServerState, roots: Array, number: int) -> RoundInputs:
+        """What the clients of a round share: models and keys have a leading axis over federations."""
         lr = jnp.asarray(self.simulator.schedule.at(number), self.task.dtype)
-        return self._round_keys(roots, np.int32(number)), lr, np.int32(number)
+        round_keys = self._round_keys(roots, np.int32(number))
+        return RoundInputs(state.params, self.simulator.x, self.simulator.y, round_keys, np.int32(number), lr)
 
     # --- who takes part, and with which records
 
-    def _cohort(self, f: int, number: int) -> sampling.Cohort:
+    def _cohort(self, f: int, number: int) -> Cohort:
         faults = self.simulator.faults
         return sampling.draw_cohort(self.draws[f], number, self.task.setting, faults.dropout, faults.late)
 
@@ -212,20 +205,17 @@ class Fleet:
         takes = f"takes no part in any round of federation {f}: raise train.rounds or train.per_round"
         raise ConfigError("attack.victim", client, takes)
 
-    def _batches(
-        self, who: np.ndarray, cohorts: Sequence[sampling.Cohort], number: int, part: slice
-    ) -> tuple[np.ndarray, ...]:
-        """A chunk of each federation's cohort, padded to one shape: index, mask, steps, id, occurrence, weight, late."""
+    def _clients(self, who: np.ndarray, cohorts: Sequence[Cohort], number: int, part: slice) -> ClientInputs:
+        """A chunk of each federation's cohort, [federations, clients, ...], padded to one shape."""
         simulator, made = self.simulator, []
         for f, cohort in zip(who, cohorts, strict=True):
-            some = replace(
-                cohort, clients=cohort.clients[part], occurrence=cohort.occurrence[part], late=cohort.late[part]
+            some = cohort.part(part)
+            drawn = sampling.draw_batches(
+                simulator.sampling, simulator.partition, self.draws[f], number, some, self.widths
             )
-            drawn = sampling.draw_batches(simulator.law, simulator.partition, self.draws[f], number, some, self.widths)
-            weight = simulator.weights[some.clients].astype(self.task.dtype)
-            mask = drawn.mask & self.given[f][drawn.index]
-            made.append((drawn.index, mask, drawn.steps, some.clients, some.occurrence, weight, some.late))
-        return tuple(_stacked(column, self.chunk) for column in zip(*made, strict=True))
+            given = replace(drawn, mask=drawn.mask & self.given[f][drawn.index])
+            made.append(simulator.client_inputs(some, given))
+        return jax.tree.map(lambda *arrays: _stacked(arrays, self.chunk), *made)
 
     # --- looking at models that single clients have
 
@@ -233,54 +223,30 @@ class Fleet:
         """[federations, ...]: the model that is published, or received by a client in a round, or its local model."""
         if sight.tap == "release":
             return state.params
-        alone = sampling.Cohort(np.array([sight.client]), np.zeros(1, np.int64), np.zeros(1, bool), 1, 0)
-        index, mask, steps, *_ = self._batches(who, [alone] * len(who), number, slice(0, 1))
-        round_keys, lr, now = self._moment(roots, number)
-        memory = jax.tree.map(lambda a: a[:, sight.client], state.clients)
-        own = (index[:, 0], mask[:, 0], steps[:, 0])  # what follows is padding
-        data = (self.simulator.x, self.simulator.y)
+        alone = Cohort.only([sight.client])
+        chunk = self._clients(who, [alone] * len(who), number, slice(0, 1))
+        own = jax.tree.map(lambda a: a[:, 0], chunk)  # what follows is padding
+        own = replace(own, state=jax.tree.map(lambda a: a[:, sight.client], state.clients))
         with jax.default_matmul_precision("highest"):
-            return self._looking(sight)(state.params, *data, *own, memory, round_keys, now, lr)
+            return self._looking(sight)(self._inputs(state, roots, number), own)
 
-    def _looking(self, sight: Sight) -> Callable[..., Params]:
+    def _looking(self, sight: Sight) -> Program:
         """The compiled look, kept for the next one."""
         if sight not in self._looks:
-            axes = (0, None, None, 0, 0, 0, 0, 0, None, None)
-            self._looks[sight] = _mapped(partial(_seen, self.task, sight), axes)
+            look = jax.vmap(partial(_seen, self.task, sight), in_axes=(FEDERATIONS, 0))
+            self._looks[sight] = self._compiler.program(look)
         return self._looks[sight]
-
-
-def _mapped(function: Callable[..., Any], axes: Any, donate: tuple[int, ...] = ()) -> Callable[..., Any]:
-    """A function of one federation, for several at once."""
-    return kept.Jitted(jax.vmap(function, in_axes=axes), (Fleet, function, axes), donate)
 
 
 def _start(task: Task, rule: ServerRule, root: Array) -> ServerState:
     """The state of one federation before its first round."""
     params = jax.tree.map(lambda a: jnp.asarray(a, task.dtype), task.model.init(keys.device(root, "init")))
-    stateful = {str(place): d for place, d in enumerate(task.defenses) if d.stateful}
-    memory = {place: d.initial_client_states(params, task.setting.clients) for place, d in stateful.items()}
-    return server.initial_state(rule, params, memory)
+    return server.initial_state(rule, params, server.initial_client_states(task, params, task.setting.clients))
 
 
-def _seen(
-    task: Task,
-    sight: Sight,
-    params: Params,
-    x: Array,
-    y: Array,
-    index: Array,
-    mask: Array,
-    steps: Array,
-    memory: Tree,
-    round_key: Array,
-    number: Array,
-    lr: Array,
-) -> Params:
+def _seen(task: Task, sight: Sight, inputs: RoundInputs, own: ClientInputs) -> Params:
     """The model at a tap of one client: as received, or received and moved by its update, or sent whole."""
-    now = RoundContext(keys.client_key(round_key, sight.client, 0), keys.shared_key(round_key), number, lr)
-    taps = frozenset({"broadcast", sight.tap})
-    values = client_part.watched(task, taps, (), params, x, y, index, mask, steps, memory, now)
+    values = observed(task, frozenset({"broadcast", sight.tap}), (), inputs, own)
     if sight.tap == "broadcast" or (sight.tap == "server" and task.setting.aggregation == "fedavg"):
         return values[sight.tap]
     return jax.tree.map(jnp.add, values["broadcast"], values[sight.tap])

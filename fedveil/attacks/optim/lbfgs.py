@@ -17,6 +17,7 @@ place.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,6 @@ import jax
 import jax.numpy as jnp
 
 from fedveil.attacks.optim.slots import Seen, Slots
-from fedveil.attacks.reconstruction import card
 from fedveil.models.layers import Array
 
 PAIRS = 100
@@ -173,8 +173,11 @@ def _times(pairs: Pairs, g: Array, s_g: Array, y_g: Array) -> Array:
 
 def _products(rows: Array, first: Array, second: Array) -> Array:
     """[attacks, slots, 2]: every row times each of the two vectors, the rows read once."""
-    if card.suits(rows):
-        return card.products(rows, first, second)
+    if jax.default_backend() == "gpu" and rows.dtype == jnp.float32:
+        with contextlib.suppress(ImportError):  # without the folder `kernels` the plain product follows
+            from fedveil.kernels import pallas
+
+            return pallas.pair_products(rows, first, second)
     return jnp.einsum("asn,akn->ask", rows, jnp.stack([first, second], axis=1))
 
 

@@ -25,16 +25,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil import compiler, kept
+from fedveil import compilation
 from fedveil.attacks.catalog import Settings
 from fedveil.attacks.optim.first_order import FirstOrder
 from fedveil.attacks.optim.lbfgs import INNER, LBFGS, PAIRS
 from fedveil.attacks.optim.slots import RUNNING, Optimizer, Seen, Slots, StopRules, begin, play, stop_rules
 from fedveil.attacks.reconstruction.objective import Job, Problem, evaluate
 from fedveil.core.hardware import cores
-from fedveil.models import flops
 from fedveil.models.layers import Params
-from fedveil.models.net import Net
+from fedveil.models.net import Net, products
 
 Tree = Any
 CHUNK = 40  # evaluations between two looks at which attacks have ended
@@ -100,8 +99,8 @@ class Programs:
             if key not in self._made:
                 started = time.monotonic()
                 with _exactly():
-                    jitted, static = jax.jit(function, donate_argnums=donate), (Programs, name, self.problem, donate)
-                    self._made[key] = kept.program(jitted, args, static, compiler.side_by_side())
+                    lowered = jax.jit(function, donate_argnums=donate).lower(*args)
+                    self._made[key] = lowered.compile(compiler_options=compilation.gpu_options())
                 self.seconds += time.monotonic() - started
         return self._made[key](*args)
 
@@ -337,7 +336,7 @@ def _take(jobs: Job, rows: np.ndarray) -> Job:
 def operations(problem: Problem) -> float:
     """Roughly what one evaluation of one attack costs: some ten forward passes, and four passes over the pairs."""
     if isinstance(problem.model, Net):
-        forward = sum(product.operations for product in flops.products(problem.model)) * problem.examples
+        forward = sum(product.operations for product in products(problem.model)) * problem.examples
     else:
         forward = 100 * problem.content
     pairs = 8 * PAIRS * problem.size if problem.settings.optimizer == "lbfgs" else 0

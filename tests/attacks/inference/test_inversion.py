@@ -18,7 +18,7 @@ from fedveil.attacks.inference.watch import Sighting, Terms
 from fedveil.config import from_dict
 from fedveil.core.errors import ConfigError
 from fedveil.federation import prepare
-from fedveil.models.build import Choices, build
+from fedveil.models.catalog import Choices, build
 from fedveil.report.inversion_charts import chart4, chart6a, draw3
 
 ADVERSARIES = ("passive-local", "passive-global", "active")

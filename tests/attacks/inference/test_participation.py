@@ -18,6 +18,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.defenses.catalog import DEFENSES
 from fedveil.federation import prepare
 from fedveil.simulation.sampling import BatchSampling
+from fedveil.simulation.simulator import Simulator
 
 SMALL = [
     "data.name=digits",
@@ -105,12 +106,10 @@ def test_those_who_are_not_there_never_answer_and_all_else_is_drawn_as_before(op
     simulator = federation.simulator
     assert not game.truth.rounds[:, ~game.truth.there].any()
     assert game.truth.rounds[:, game.truth.there].any()
-    assert (simulator.present == participation.coins(0, 24)).all()
-    simulator.present = None
+    assert (game.truth.there == participation.coins(0, 24)).all() and simulator.present is None
     drawn = np.zeros((6, 24), bool)
     for number in range(6):
         drawn[number, simulator.cohort(simulator.start(), number).clients] = True
-    simulator.present = game.truth.there
     assert (game.truth.rounds == drawn & game.truth.there).all()
 
 
@@ -120,29 +119,18 @@ def test_data_of_those_who_are_not_there_changes_nothing(open_game):
     absent = np.concatenate([federation.partition.client(c) for c in np.flatnonzero(~game.truth.there)])
     y = data.train.y.copy()
     y[absent] = (y[absent] + 1) % 10
-    simulator = federation.simulator
-    kept = simulator.y
-    try:
-        simulator.y = jnp.asarray(y)
-        settings = inference_settings("client-membership")
-        again = participation.play(federation, settings, federation.rounds)
-    finally:
-        simulator.y = kept
+    changed = dataclasses.replace(federation, simulator=federation.simulator.variant(y=jnp.asarray(y)))
+    again = participation.play(changed, inference_settings("client-membership"), federation.rounds)
     assert all(map(np.array_equal, jax.tree.leaves(game.sighting.models), jax.tree.leaves(again.sighting.models)))
 
 
 def test_the_guess_does_not_depend_on_the_truth(open_game):
-    federation, game = open_game
+    _, game = open_game
     found = participation.guess(game.sighting, game.rules, game.candidates)
-    kept = federation.simulator.present
-    try:
-        federation.simulator.present = ~kept
-        scrambled = dataclasses.replace(
-            game, truth=participation.Truth(~game.truth.there, ~game.truth.rounds), accuracy=0.0
-        )
-        again = participation.guess(scrambled.sighting, scrambled.rules, scrambled.candidates)
-    finally:
-        federation.simulator.present = kept
+    scrambled = dataclasses.replace(
+        game, truth=participation.Truth(~game.truth.there, ~game.truth.rounds), accuracy=0.0
+    )
+    again = participation.guess(scrambled.sighting, scrambled.rules, scrambled.candidates)
     assert (found.there == again.there).all() and (found.rounds == again.rounds).all()
     held = {field.name for field in dataclasses.fields(game.sighting)}
     assert not held & {"present", "there", "truth", "cohort"}
@@ -158,9 +146,11 @@ def test_undefended_clients_are_found_and_a_false_certificate_is_refuted(open_ga
     assert said["epsilon_low"] > 0.1
 
 
-def test_the_receiver_is_there_and_is_not_asked_about():
+def test_the_receiver_is_there_and_is_not_asked_about(monkeypatch):
+    present, real = [], Simulator.variant
+    monkeypatch.setattr(Simulator, "variant", lambda self, **new: present.append(new["present"]) or real(self, **new))
     federation, game = played("defense.name=none", tap="broadcast", attacker=3)
-    assert federation.simulator.present[3] and len(game.candidates) == 23 == len(game.truth.there)
+    assert present[0][3] and len(game.candidates) == 23 == len(game.truth.there)
     assert (game.sighting.own.y == federation.dataset.train.y[federation.partition.client(3)]).all()
     assert len(game.sighting.models) == 7
 

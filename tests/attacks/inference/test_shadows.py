@@ -57,8 +57,7 @@ def fleet():
 def alone(federation, seed, draws, given, monkeypatch, watch=False):
     """The plain simulator on a federation whose clients never draw what they were not given: the model after the last
     round, and where asked for what the victim sends when it takes part for the last time."""
-    simulator, real = federation.simulator, sampling.draw_positions
-    simulator.seed, simulator.draws, simulator._root = seed, draws, draws.root()
+    simulator, real = federation.simulator.variant(seed=seed, draws=draws), sampling.draw_positions
 
     def without(law, draws, round_, client, occurrence, size):
         positions, counts = real(law, draws, round_, client, occurrence, size)
@@ -109,7 +108,7 @@ def test_records_that_were_not_given_leave_no_trace(fleet, monkeypatch):
     """Any values in their place, and the model is the same: also through divisors, clips and empty batches."""
     before, x = fleet.train().models, fleet.simulator.x
     for rows, changed in ((~fleet.given.any(axis=0), False), (fleet.given.all(axis=0), True)):
-        monkeypatch.setattr(fleet.simulator, "x", x.at[np.flatnonzero(rows)].set(0.123))
+        monkeypatch.setattr(fleet, "simulator", fleet.simulator.variant(x=x.at[np.flatnonzero(rows)].set(0.123)))
         after = fleet.train().models
         apart = max(distance(after, place, at(before, place)) for place in range(3))
         assert apart > 1e-4 if changed else apart == 0

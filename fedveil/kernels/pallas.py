@@ -1,9 +1,10 @@
-"""Kernels for graphics cards (Pallas, Triton): two convolutions with max-pooling by products of tiles, without patches.
+"""Pallas (Triton) kernels for GPUs: gradients of a network's first convolutions, thin products, products of L-BFGS.
 
-Patches of a convolution are nine times as large as what they are made of. Written to memory they cost more than all
-products made of them; here each program reads the places that it needs, and what it reads stays in the cache. Inputs of
-products are in bfloat16, sums in float32. A kernel has one program or a few per example; `vmap` over clients adds to the
-grid. Sizes and warps are the quickest of some sixty on an H200 (100 clients, batches of 5, the CNN's second layer).
+The patches of a convolution are nine times as large as the image. Written to memory they cost more than all products
+made of them. Here each program reads the positions that it needs, and what it reads stays in the cache. Inputs of products
+are in bfloat16 (`first_layer`, `thin` and `pair_products`: float32), sums in float32. A kernel has one program or a few per
+example; `vmap` over clients adds to the grid. Tile sizes and warps are the fastest of some sixty on an H200 (100 clients,
+batches of 5, the CNN's second layer).
 """
 
 from __future__ import annotations
@@ -17,39 +18,85 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from fedveil.models import kernels
+from fedveil.kernels.clipping import WINDOW, winners
 from fedveil.models.layers import Array
 
-MOST = 256  # outputs before pooling that a kernel of example gradients is written out for
-INACTIVE = 4  # instead of the winner's place in its window, where the activation lets nothing through
-WINDOW = ((0, 0), (0, 1), (1, 0), (1, 1))
-WINDOWS = 32  # a tile of pooled outputs
-CHUNK = {"by_example": 64, "summed": 128}  # outputs before pooling whose products are added up at once
-PLACES = 64  # a tile of the first layer's outputs
-SPOTS = 2  # weights' places read at once there: with three a multiprocessor has no room for a fourth program
-LENGTH = 64  # of the long side of a thin product, in one program
+INTERPRET = False  # tests set it: all kernels then run as plain JAX on any machine
+MOST_OUTPUTS = 256  # outputs before pooling that a kernel of example gradients is unrolled for
+INACTIVE = 4  # in place of the winner's index in its window, where the activation passes nothing on
+WINDOWS = 32  # pooled outputs in a tile
+CHUNK = {"by_example": 64, "summed": 128}  # outputs before pooling whose products are added at once
+POSITIONS = 64  # outputs of the first layer in a tile
+SPOTS = 2  # weight positions read at once there: with three a multiprocessor has no room for a fourth program
+LENGTH = 64  # entries of the long side of a thin product, in one program
 WARPS = {"pooled": 2, "by_example": 2, "summed": 4, "first_by_example": 4, "thin": 1}
-THREE_PASSES = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3  # as exact as float32, nearly
-Scale = Callable[[Array, Array], Array]  # of a squared norm and a bound: what to multiply by
+THREE_PASSES = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3  # almost as exact as float32
+ROWS, NUMBERS = 16, 256  # rows, and numbers of each vector, that a program of `pair_products` reads at a time
+Scale = Callable[[Array, Array], Array]  # (squared norm, bound) → factor
 
 
-def winners(corners: list[Array]) -> tuple[Array, Array]:
-    """The largest of four arrays, and which it was (the first of equals); not a number wins over all."""
-    a, b, c, d = corners
-    best = jnp.maximum(jnp.maximum(a, b), jnp.maximum(c, d))
-    return best, jnp.where(a == best, 0, jnp.where(b == best, 1, jnp.where(c == best, 2, 3)))
+# --- a first convolution in float32
 
 
-def rectified(best: Array, place: Array) -> tuple[Array, Array]:
+def first_layer(x: Array, g: Array, winner: Array, kernel: int) -> tuple[Array, Array]:
+    """Each example's gradient of the weights [batch, kernel, kernel, inputs, outputs], and its squared norm [batch].
+
+    `x` [batch, rows, columns, inputs] without padding; `g` and `winner` [batch, r, s, outputs] are the derivative by the
+    pooled output and which of the four entries of a window won. `outputs` is a power of two. One program per example;
+    `vmap` over clients adds to the grid.
+    """
+    batch, _, _, inputs = x.shape
+    r, s, outputs = g.shape[1:]
+    weights = list(itertools.product(range(kernel), range(kernel), range(inputs)))
+
+    def body(x_ref: Any, g_ref: Any, winner_ref: Any, each_ref: Any, square_ref: Any) -> None:
+        out = jnp.arange(outputs, dtype=jnp.int32)[None, :]
+
+        def some(turn: Any, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+            q = (turn * WINDOWS + jnp.arange(WINDOWS, dtype=jnp.int32))[:, None]
+            row, column = q // s, q % s
+            mask = (q < r * s) & (out >= 0)
+            cotangent = triton.load(g_ref.at[row, column, out], mask=mask, other=0.0)
+            won = triton.load(winner_ref.at[row, column, out], mask=mask, other=0).astype(jnp.int32)
+            top, left = 2 * row + won // 2, 2 * column + won % 2
+            return tuple(
+                total + triton.load(x_ref.at[top + i, left + j, c], mask=mask, other=0.0) * cotangent
+                for total, (i, j, c) in zip(sums, weights, strict=True)
+            )
+
+        zeros = tuple(jnp.zeros((WINDOWS, outputs), jnp.float32) for _ in weights)
+        sums = jax.lax.fori_loop(0, pl.cdiv(r * s, WINDOWS), some, zeros)
+        square = jnp.zeros((outputs,), jnp.float32)
+        for total, (i, j, c) in zip(sums, weights, strict=True):
+            each_ref[i, j, c] = jnp.sum(total, axis=0)
+            square += jnp.square(jnp.sum(total, axis=0))
+        square_ref[0] = jnp.sum(square)
+
+    results = (_array((batch, kernel, kernel, inputs, outputs), jnp.float32), _array((batch, 1), jnp.float32))
+    each, squares = pl.pallas_call(
+        body,
+        results,
+        grid=(batch,),
+        in_specs=[_one_of(a) for a in (x, g, winner)],
+        out_specs=tuple(_one_of(a) for a in results),
+        **_compiled(warps=4),
+    )(x, g, winner)
+    return each, squares[:, 0]
+
+
+# --- two convolutions by products of tiles
+
+
+def rectified(best: Array, winner: Array) -> tuple[Array, Array]:
     """Both after ReLU: where it lets nothing through, nobody won."""
-    return jnp.maximum(best, 0.0), jnp.where(best > 0, place, INACTIVE)
+    return jnp.maximum(best, 0.0), jnp.where(best > 0, winner, INACTIVE)
 
 
 def pooled(x: Array, w: Array, bias: Array | None, relu: bool) -> tuple[Array, Array]:
-    """The largest output of every 2×2 window, and its place; both [batch, rows, columns, outputs].
+    """The largest output of every 2×2 window, and the index of the winner; both [batch, rows, columns, outputs].
 
-    `x` [batch, height, width, inputs] without padding and `w` [kernel, kernel, inputs, outputs] in bfloat16. On a card a
-    number wins over what is none.
+    `x` [batch, height, width, inputs] without padding and `w` [kernel, kernel, inputs, outputs] in bfloat16. On a
+    GPU a number wins over NaN.
     """
     batch, height, width, inputs = x.shape
     kernel, _, _, outputs = w.shape
@@ -57,7 +104,7 @@ def pooled(x: Array, w: Array, bias: Array | None, relu: bool) -> tuple[Array, A
     spots = list(itertools.product(range(kernel), range(kernel)))
 
     def body(x_ref: Any, w_ref: Any, *rest: Any) -> None:
-        *bias_ref, best_ref, place_ref = rest
+        *bias_ref, best_ref, winner_ref = rest
         q, row, column, there = _tile(pl.program_id(1) * WINDOWS, WINDOWS, rows, columns)
         start, out = 2 * row * width + 2 * column, _across(outputs)
         weights = {spot: w_ref[spot] for spot in spots}
@@ -68,19 +115,19 @@ def pooled(x: Array, w: Array, bias: Array | None, relu: bool) -> tuple[Array, A
                 for corner, (a, b) in enumerate(WINDOW):
                     if (u - a, v - b) in weights:
                         sums[corner] += _product(seen, weights[u - a, v - b])
-        best, place = winners(sums)
+        best, winner = winners(sums)
         best = best if bias is None else best + bias_ref[0][...][None, :]
-        best, place = rectified(best, place) if relu else (best, place)
+        best, winner = rectified(best, winner) if relu else (best, winner)
         kept = jnp.broadcast_to(there, (WINDOWS, outputs))
         triton.store(best_ref.at[q, out], best, mask=kept)
-        triton.store(place_ref.at[q, out], place.astype(jnp.int8), mask=kept)
+        triton.store(winner_ref.at[q, out], winner.astype(jnp.int8), mask=kept)
 
     shape = (batch, rows * columns, outputs)
     results = (_array(shape, jnp.float32), _array(shape, jnp.int8))
     grid = (batch, pl.cdiv(rows * columns, WINDOWS))
     given = [_flat(x), w] if bias is None else [_flat(x), w, bias]
-    best, place = _call(pooled, body, results, grid, [_one_of(given[0]), *map(_whole, given[1:])])(*given)
-    return best.reshape(batch, rows, columns, outputs), place.reshape(batch, rows, columns, outputs)
+    best, winner = _call(pooled, body, results, grid, [_one_of(given[0]), *map(_whole, given[1:])])(*given)
+    return best.reshape(batch, rows, columns, outputs), winner.reshape(batch, rows, columns, outputs)
 
 
 def by_example(x: Array, g: Array, kernel: int, more: Array | None, bound: Array, scale: Scale) -> tuple[Array, Array]:
@@ -134,29 +181,31 @@ def summed(x: Array, g: Array, kernel: int) -> Array:
 
 
 def first_by_example(
-    g: Array, w: Array, place: Array, x: Array, kernel: int, bias: bool, bound: Array, scale: Scale
+    g: Array, w: Array, winner: Array, x: Array, kernel: int, bias: bool, bound: Array, scale: Scale
 ) -> tuple[Array, Array]:
     """Each example's gradient of the layer before, in float32
     [batch, kernel · kernel · inputs (+ 1 for the bias), outputs], and what `scale` makes of its norm, as above.
 
-    `g` and `w` are those of the layer after it; `place` [batch, height, width, outputs] are the winners of the layer
+    `g` and `w` are those of the layer after it; `winner` [batch, height, width, outputs] are the winners of the layer
     itself, `x` [batch, rows, columns, inputs] what it saw. The derivative by its outputs is never stored.
     """
     batch, rows, columns, wide = g.shape
     after = w.shape[0]
-    height, width, outputs = place.shape[1:]
+    height, width, outputs = winner.shape[1:]
     entries = kernel * kernel * x.shape[-1] + bias
     size = _side(entries)
     spots = list(itertools.product(range(after), range(after)))
 
-    def body(g_ref: Any, w_ref: Any, place_ref: Any, x_ref: Any, bound_ref: Any, each_ref: Any, scale_ref: Any) -> None:
+    def body(
+        g_ref: Any, w_ref: Any, winner_ref: Any, x_ref: Any, bound_ref: Any, each_ref: Any, scale_ref: Any
+    ) -> None:
         out, far = _across(outputs), _across(wide)
 
         def some(turn: Any, gradient: Array) -> Array:
-            q, row, column, there = _tile(turn * PLACES, PLACES, height, width)
-            won = _load(place_ref, q, out, there, INACTIVE)
+            q, row, column, there = _tile(turn * POSITIONS, POSITIONS, height, width)
+            won = _load(winner_ref, q, out, there, INACTIVE)
             looked = [_looked(x_ref, row, column, corner, there, _across(size), kernel) for corner in WINDOW]
-            sums = jnp.zeros((PLACES, outputs), jnp.float32)
+            sums = jnp.zeros((POSITIONS, outputs), jnp.float32)
             start = row * columns + column
             within = [(row >= i) & (row - i < rows) for i in range(after)]
             inside = [(column >= j) & (column - j < columns) for j in range(after)]
@@ -174,14 +223,14 @@ def first_by_example(
             return gradient
 
         nothing = jnp.zeros((size, outputs), jnp.float32)
-        gradient = jax.lax.fori_loop(0, pl.cdiv(height * width, PLACES), some, nothing)
+        gradient = jax.lax.fori_loop(0, pl.cdiv(height * width, POSITIONS), some, nothing)
         down = jnp.arange(size, dtype=jnp.int32)[:, None]
         kept = jnp.broadcast_to(down < entries, gradient.shape)
         triton.store(each_ref.at[down, out], gradient, mask=kept)
         scale_ref[0] = scale(jnp.sum(jnp.where(kept, jnp.square(gradient), 0.0)), bound_ref[0])
 
     results = (_array((batch, entries, outputs), jnp.float32), _array((batch, 1), jnp.float32))
-    given = (_flat(g), w, _flat(place), x, bound.reshape(1))
+    given = (_flat(g), w, _flat(winner), x, bound.reshape(1))
     specs = [_whole(a) if a is w or a is given[4] else _one_of(a) for a in given]
     each, scales = _call(first_by_example, body, results, (batch,), specs)(*given)
     return each, scales[:, 0]
@@ -210,7 +259,7 @@ def _thin(x: Array, w: Array, squares: bool) -> list[Array]:
         down, out = row[:, None], _across(wide)
         a = _load(x_ref, down, k[None, :], (down < rows) & (k[None, :] < length))
         b = _load(w_ref, k[:, None], out, (k[:, None] < length) & (out < columns))
-        y = _product(a, b, precision=None if kernels.INTERPRET else THREE_PASSES)
+        y = _product(a, b, precision=None if INTERPRET else THREE_PASSES)
         triton.store(y_ref.at[down, out], y, mask=(down < rows) & (out < columns))
         for ref in square_ref:
             triton.store(ref.at[row], jnp.sum(jnp.square(a), axis=1), mask=row < rows)
@@ -223,13 +272,13 @@ Chunk = tuple[Array, Array, Array]
 
 
 def _tile(start: Any, size: int, rows: int, columns: int) -> tuple[Array, Array, Array, Array]:
-    """So many places of a grid from `start` on, one below the other: places, rows, columns, and which there are."""
+    """`size` positions of a grid from `start` on, as a column: positions, rows, columns, and which of them exist."""
     q = (start + jnp.arange(size, dtype=jnp.int32))[:, None]
     return q, q // columns, q % columns, q < rows * columns
 
 
 def _chunks(g_ref: Any, shape: tuple[int, ...], width: int, size: int, number: Any = None) -> list[Chunk]:
-    """All places of an example's outputs, chunk by chunk: where they are in the input, which there are, the derivatives."""
+    """An example's outputs in chunks: their positions in the input, which of them exist, and the cotangents."""
     _, rows, columns, outputs = shape
     chunks = []
     for start in range(0, rows * columns, size):
@@ -239,9 +288,9 @@ def _chunks(g_ref: Any, shape: tuple[int, ...], width: int, size: int, number: A
 
 
 def _seen(x_ref: Any, chunks: list[Chunk], shift: Any, number: Any = None) -> list[Array]:
-    """What the weights at one spot see from all places."""
+    """What the weights at one spot read from all positions."""
     across = _across(x_ref.shape[-1])
-    return [_load(x_ref, place + shift, across, there, number=number) for place, there, _ in chunks]
+    return [_load(x_ref, position + shift, across, there, number=number) for position, there, _ in chunks]
 
 
 def _sum_over(seen: list[Array], chunks: list[Chunk], total: Array) -> Array:
@@ -257,13 +306,13 @@ def _looked(
     inputs = x_ref.shape[-1]
     last = kernel * kernel * inputs
     i, j, c = entry // (kernel * inputs), (entry // inputs) % kernel, entry % inputs
-    places = (2 * row + (corner[0] + i), 2 * column + (corner[1] + j), c + 0 * row)
-    seen = triton.load(x_ref.at[places], mask=there & (entry < last), other=jnp.zeros((), x_ref.dtype))
+    at = (2 * row + (corner[0] + i), 2 * column + (corner[1] + j), c + 0 * row)
+    seen = triton.load(x_ref.at[at], mask=there & (entry < last), other=jnp.zeros((), x_ref.dtype))
     return jnp.where(entry == last, 1.0, seen).astype(jnp.bfloat16)
 
 
 def _side(length: int) -> int:
-    """The side of a tile that holds so much: a power of two, and no less than products take."""
+    """The side of a tile that holds `length` entries: a power of two, and at least the 16 that products need."""
     return max(16, 1 << (length - 1).bit_length())
 
 
@@ -273,9 +322,9 @@ def _across(size: int) -> Array:
 
 def _load(ref: Any, down: Array, across: Array, mask: Array, other: float = 0.0, number: Any = None) -> Array:
     """A tile of a matrix, or of matrix `number` of several."""
-    places = (down, across) if number is None else (number + 0 * down, down, across)
+    at = (down, across) if number is None else (number + 0 * down, down, across)
     whole = jnp.broadcast_to(mask, (down.shape[0], across.shape[1]))
-    return triton.load(ref.at[places], mask=whole, other=jnp.asarray(other, ref.dtype))
+    return triton.load(ref.at[at], mask=whole, other=jnp.asarray(other, ref.dtype))
 
 
 def _flat(a: Array) -> Array:
@@ -302,13 +351,61 @@ def _call(kernel: Any, body: Any, results: Any, grid: tuple[int, ...], given: li
         in_specs=given,
         out_specs=jax.tree.map(_one_of, results) if parts is None else parts,
         name=name,
-        **kernels.compiled(WARPS[name]),
+        **_compiled(WARPS[name]),
     )
 
 
 def _one_of(a: Any) -> pl.BlockSpec:
-    return kernels.one_of(a.shape)
+    """The part of one example, by the first number of a program."""
+    rest = (0,) * (len(a.shape) - 1)
+    return pl.BlockSpec((None, *a.shape[1:]), lambda b, *_: (b, *rest))
 
 
 def _whole(a: Any) -> pl.BlockSpec:
-    return kernels.whole(a.shape)
+    """All of an array, for every program."""
+    return pl.BlockSpec(a.shape, lambda *_: (0,) * len(a.shape))
+
+
+def _compiled(warps: int, stages: int = 1) -> dict[str, Any]:
+    """How a kernel is compiled, as arguments of `pallas_call`."""
+    params = None if INTERPRET else triton.CompilerParams(num_warps=warps, num_stages=stages)
+    return {"interpret": INTERPRET, "compiler_params": params}
+
+
+# --- products of L-BFGS
+
+
+def pair_products(rows: Array, first: Array, second: Array) -> Array:
+    """[attacks, slots, 2]: every row of `rows` [attacks, slots, n] times each of two vectors [attacks, n].
+
+    The pairs are by far the most that an L-BFGS evaluation reads, so they are read once for both vectors. The compiler's
+    own matrix product with two columns takes 581 µs for 1,024 attacks on images of 32×32 in colour, two sums 835, one sum
+    alone 290, this kernel 351 (H200).
+    """
+    attacks, slots, n = rows.shape
+
+    def body(rows_ref: Any, first_ref: Any, second_ref: Any, out_ref: Any) -> None:
+        attack = pl.program_id(0)
+        slot = pl.program_id(1) * ROWS + jnp.arange(ROWS, dtype=jnp.int32)
+
+        def some(turn: Any, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+            at = turn * NUMBERS + jnp.arange(NUMBERS, dtype=jnp.int32)
+            inside = at < n
+            mask = (slot < slots)[:, None] & inside[None, :]
+            part = triton.load(rows_ref.at[attack, slot[:, None], at[None, :]], mask=mask, other=0.0)
+            a, b = (triton.load(ref.at[attack, at], mask=inside, other=0.0) for ref in (first_ref, second_ref))
+            return sums[0] + part * a[None, :], sums[1] + part * b[None, :]
+
+        zeros = jnp.zeros((ROWS, NUMBERS), jnp.float32)
+        for column, total in enumerate(jax.lax.fori_loop(0, pl.cdiv(n, NUMBERS), some, (zeros, zeros))):
+            triton.store(out_ref.at[attack, slot, column], jnp.sum(total, axis=1), mask=slot < slots)
+
+    result = _array((attacks, slots, 2), jnp.float32)
+    return pl.pallas_call(
+        body,
+        result,
+        grid=(attacks, pl.cdiv(slots, ROWS)),
+        in_specs=[_whole(a) for a in (rows, first, second)],
+        out_specs=_whole(result),
+        **_compiled(8, stages=2),
+    )(rows, first, second)
