@@ -10,7 +10,7 @@ import numpy as np
 from fedveil.config import Config, resolve
 from fedveil.deploy import node
 from fedveil.deploy.account import NodeLedger
-from fedveil.deploy.messages import Answer, Introduction, Parts, Reply, Request
+from fedveil.deploy.messages import Introduction, Payload, ReceivedReply, Reply, Request
 from fedveil.federation import prepare
 
 SMALL = {
@@ -41,10 +41,10 @@ class InMemory:
     """An exchange over node folders; `spoil` may change an answer, or drop it by returning None."""
 
     def __init__(
-        self, homes: list[Path], spoil: Callable[[Request, Reply, Parts], tuple[Reply, Parts] | None] | None = None
+        self, homes: list[Path], spoil: Callable[[Request, Reply, Payload], tuple[Reply, Payload] | None] | None = None
     ) -> None:
         self.homes, self.spoil = homes, spoil
-        self.sent: list[tuple[Request, Parts]] = []
+        self.sent: list[tuple[Request, Payload]] = []
 
     def online(self) -> list[int]:
         return [100 + place for place in range(len(self.homes))]
@@ -52,13 +52,13 @@ class InMemory:
     def introduce(self, nodes: list[int], timeout: float) -> dict[int, Introduction]:
         return {number: node.introduce(self.homes[number - 100]) for number in nodes}
 
-    def ask(self, requests: Mapping[int, tuple[Request, Parts]], timeout: float) -> dict[int, Answer]:
+    def send(self, requests: Mapping[int, tuple[Request, Payload]], timeout: float) -> dict[int, ReceivedReply]:
         found = {}
         for number, (request, parts) in requests.items():
             self.sent.append((request, parts))
-            made: tuple[Reply, Parts] | None = node.answer(self.homes[number - 100], request, parts)
+            made: tuple[Reply, Payload] | None = node.handle(self.homes[number - 100], request, parts)
             if self.spoil is not None:
                 made = self.spoil(request, *made)
             if made is not None:
-                found[number] = Answer(*made)
+                found[number] = ReceivedReply(*made)
         return found

@@ -20,8 +20,7 @@ from fedveil.core.errors import RunError
 from fedveil.deploy import node, status
 from fedveil.deploy.account import NodeLedger, Use, total
 from fedveil.deploy.coordinator import Terms, conduct
-from fedveil.deploy.messages import Parts, Reply, Request
-from fedveil.deploy.wire import pack
+from fedveil.deploy.messages import Payload, Reply, Request, pack
 from fedveil.run_account import transcript_of
 from fedveil.runs import RunFolder
 
@@ -38,7 +37,7 @@ def alone(**sections: Any) -> Config:
     return resolve(config_of(**sections))
 
 
-def model_of(config: Config) -> Parts:
+def model_of(config: Config) -> Payload:
     return pack(jax.device_get(node.build_model(config, (8, 8, 1), 10).init(jax.random.key(0))))
 
 
@@ -46,7 +45,7 @@ def ask(home: Path, config: Config, round_: int = 0, run: str = "run") -> tuple[
     import io
 
     request = Request(run, round_, 0, to_toml(config), 60, 1.0, 1.0, -1)
-    reply, parts = node.answer(home, request, model_of(config))
+    reply, parts = node.handle(home, request, model_of(config))
     return reply, {name: np.load(io.BytesIO(data)) for name, data in parts.items()}
 
 
@@ -85,7 +84,7 @@ def test_a_node_refuses_noise_that_follows_its_data(tmp_path: Path, reader: dict
 # --- the account of a deployed run
 
 
-def lossy(lost: set[tuple[int, int]]) -> Callable[[Request, Reply, Parts], tuple[Reply, Parts] | None]:
+def lossy(lost: set[tuple[int, int]]) -> Callable[[Request, Reply, Payload], tuple[Reply, Payload] | None]:
     return lambda request, reply, parts: None if (request.round, request.client) in lost else (reply, parts)
 
 

@@ -17,8 +17,7 @@ from fedveil.core.errors import ConfigError, RunError
 from fedveil.deploy import node
 from fedveil.deploy.account import NodeLedger
 from fedveil.deploy.coordinator import Terms, check_deployable, conduct
-from fedveil.deploy.messages import Answer, Introduction, Parts, Reply, Request
-from fedveil.deploy.wire import pack
+from fedveil.deploy.messages import Introduction, Payload, ReceivedReply, Reply, Request, pack
 from fedveil.federation import prepare
 from fedveil.runs import RunFolder, named_leaves
 from fedveil.training import train
@@ -72,7 +71,7 @@ def test_a_node_writes_its_account_before_it_computes_and_draws_fresh_noise(
     model = node.build_model(config, (8, 8, 1), 10)
     parts = pack(jax.device_get(model.init(jax.random.key(0))))
     request = Request("run", 0, 0, to_toml(config), 60, 1.0, 1.0, -1)
-    sent = [node.answer(home, request, parts) for _ in range(2)]
+    sent = [node.handle(home, request, parts) for _ in range(2)]
     assert all(reply.refused == "" and np.isnan(reply.loss) for reply, _ in sent)
     assert sent[0][1] != sent[1][1]  # the same question again gets other noise, and counts again
     assert len(NodeLedger(home).entries()) == 2
@@ -84,8 +83,8 @@ def test_a_node_writes_its_account_before_it_computes_and_draws_fresh_noise(
     def crash(*_: object) -> None:
         raise RuntimeError("record 7 is broken")
 
-    monkeypatch.setattr(node._Round, "_compute", crash)
-    reply, nothing = node.answer(home, request, parts)
+    monkeypatch.setattr(node._NodeRound, "_compute", crash)
+    reply, nothing = node.handle(home, request, parts)
     assert nothing == {} and len(NodeLedger(home).entries()) == 3
     # What an error says may speak of data: it stays with the node.
     assert reply.refused.startswith("failed at the node") and "record 7" in (home / "errors.log").read_text()
@@ -97,8 +96,8 @@ def test_a_node_refuses_what_its_owner_does_not_allow(tmp_path: Path) -> None:
     model = node.build_model(config, (8, 8, 1), 10)
     parts = pack(jax.device_get(model.init(jax.random.key(0))))
 
-    def said(request: Request, parts: Parts = parts) -> str:
-        reply, sent = node.answer(home, request, parts)
+    def said(request: Request, parts: Payload = parts) -> str:
+        reply, sent = node.handle(home, request, parts)
         assert sent == {} and NodeLedger(home).entries() == []
         return reply.refused
 
@@ -135,7 +134,7 @@ class Puppets:
     def introduce(self, nodes: list[int], timeout: float) -> dict[int, Introduction]:
         return {number: Introduction(number, 60, "8,8,1", 10, "float32") for number in nodes}
 
-    def ask(self, requests: dict[int, tuple[Request, Parts]], timeout: float) -> dict[int, Answer]:
+    def send(self, requests: dict[int, tuple[Request, Payload]], timeout: float) -> dict[int, ReceivedReply]:
         found = {}
         for number, (request, parts) in requests.items():
             self.asked.append((request.round, number))
@@ -143,7 +142,7 @@ class Puppets:
             zeros = {name: np.load(_file(data)) * 0 for name, data in parts.items()}
             made = changed(Reply(request.run, request.round, request.client, "", float("nan")), zeros)
             if made is not None:
-                found[number] = Answer(made[0], {name: _npy(a) for name, a in made[1].items()})
+                found[number] = ReceivedReply(made[0], {name: _npy(a) for name, a in made[1].items()})
         return found
 
 
@@ -178,7 +177,7 @@ def test_answers_that_cannot_be_used_are_left_out_with_the_reason(tmp_path: Path
     refused = [row["refused"] for row in folder.read_metrics()]
     assert "not finite" in refused[0]["0"] and "wrong shape" in refused[0]["1"]
     assert "stale" in refused[1]["0"] and "too large" in refused[1]["1"]
-    assert refused[2] == {"3": "no answer in time"}
+    assert refused[2] == {"3": "no reply in time"}
     # What did not come took its noise with it: sums are not counted on.
     assert all("of all who answer together" not in row["reason"] for row in result["ledger"])
 
@@ -201,7 +200,7 @@ def test_below_the_quorum_the_run_stops_and_goes_on_later_with_all_that_was_aske
 def test_nodes_that_are_away_are_not_asked_and_one_that_never_comes_is_named(tmp_path: Path) -> None:
     nodes = Puppets()
     nodes.there = {0, 1, 2}
-    with pytest.raises(RunError, match="3 of 4 nodes are there after 0.1 s; missing: client 3"):
+    with pytest.raises(RunError, match="3 of 4 nodes are connected after 0.1 s; missing: client 3"):
         conduct(config_of(**PLAIN), nodes, RunFolder.create(tmp_path / "a"), Terms(wait=0.1))
     nodes.there = set(range(4))
     nodes.answers = {(0, 3): lambda reply, sent: nodes.there.discard(3)}
