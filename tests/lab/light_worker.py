@@ -66,4 +66,4 @@ TASKS = {f.__name__: f for f in (echo, wait, stubborn, soft, greedy, refuse, cra
 
 
 def main(pipe: Connection, folder: str, parent: int) -> None:
-    worker.live(pipe, parent, lambda: TASKS)
+    worker.serve(pipe, parent, lambda: TASKS)

@@ -78,9 +78,9 @@ def test_account_is_the_ledger_s(lab: Server) -> None:
     from fedveil.accounting import ledger, transcript
     from fedveil.core import taps
     from fedveil.federation import plan
-    from fedveil.lab.requests import TradeAsk
+    from fedveil.lab.requests import TradeRequest
 
-    planned = plan(from_dict(TradeAsk(**trade).document()))
+    planned = plan(from_dict(TradeRequest(**trade).document()))
     rows = ledger.rows(transcript.planned(planned.defenses, planned.setting, 5), accountants=("pld",))
     for seat in told["seats"]:
         same = [r.epsilon for r in rows if (r.tap, r.unit) == (seat["tap"], seat["unit"])]
@@ -102,7 +102,7 @@ def test_wrong_questions_get_one_line(lab: Server) -> None:
         ("/api/account", {"trade": {"batch": 100}}, "lower train.batch"),
         ("/api/account", {}, "takes a JSON object"),
         ("/api/leak", {"leak": {"picture": {"index": 99_999}}}, "digits has 1347 training pictures"),
-        ("/api/leak/script", {"leak": {"picture": {"upload": "0" * 16}}}, "is not here any more"),
+        ("/api/leak/script", {"leak": {"picture": {"upload": "0" * 16}}}, "is no longer stored"),
         ("/api/jobs/nope/cancel", {}, "is not known"),
     ]
     for path, body, says in cases:
@@ -206,7 +206,7 @@ def test_missing_extra_is_one_line(fedveil_cli: Any, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("--host", "0.0.0.0"), 2, "others can reach it, so it needs a token"),
+        (("--host", "0.0.0.0"), 2, "can be reached by other machines, so it needs a token"),
         (("--host", "0.0.0.0", "--token", "short"), 2, "16 to 128"),
         (("--port", "70000"), 2, "65535"),
         (("-s", "train.rounds=x"), 2, "train.rounds: got 'x'"),

@@ -9,7 +9,7 @@ import pytest
 
 from fedveil.core.errors import ConfigError
 from fedveil.lab.guard import COOKIE, Guard, is_loopback
-from fedveil.lab.serve import Address, check_token
+from fedveil.lab.server import Address, check_token
 
 TOKEN = "a-token-of-enough-length"
 

@@ -38,7 +38,7 @@ def _header(width: int, height: int) -> bytes:
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
 def test_pictures_are_redrawn(form: str, tmp_path: Path) -> None:
     picture = pictures.decode(_png(form=form))
-    assert picture.size == (pictures.KEPT_SIDE, pictures.KEPT_SIDE) and picture.mode == "RGB"
+    assert picture.size == (pictures.STORED_SIDE, pictures.STORED_SIDE) and picture.mode == "RGB"
     name = pictures.keep(picture, tmp_path)
     stored = tmp_path / "uploads" / f"{name}.png"
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == [stored]
@@ -64,13 +64,13 @@ def test_nothing_of_the_file_is_kept(tmp_path: Path) -> None:
         (b"%PDF-1.7 ...", "a PDF"),
         (b"GIF89a" + b"\0" * 40, "a GIF"),
         (b"PK\x03\x04" + b"\0" * 40, "a zip archive"),
-        (b"\x00\xff" * 300, "a file of another kind"),
+        (b"\x00\xff" * 300, "a file of an unknown type"),
         (_png()[:60], "a damaged picture"),
         (_png((7, 100)), "takes at least 8 × 8 pixels"),
         (_header(30_000, 30_000), "a picture of too many pixels"),
         (_header(2**31 - 1, 2**31 - 1), "pixels"),
         (_header(5001, 5000), "takes at most 25,000,000 pixels: scale it down"),
-        (b"\x89PNG" + b"\0" * pictures.MOST_BYTES, "takes at most 5,000,000 bytes"),
+        (b"\x89PNG" + b"\0" * pictures.MAX_BYTES, "takes at most 5,000,000 bytes"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -92,12 +92,12 @@ def test_names_do_not_lead_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "uploads").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "secret.png")
     for name in ("../secret", "..%2fsecret", "/etc/passwd", "0" * 16, "a" * 15 + "\n"):
-        with pytest.raises(ConfigError, match="is not here any more"):
+        with pytest.raises(ConfigError, match="is no longer stored"):
             pictures.read_upload(tmp_path, name, (8, 8, 1))
 
 
 def test_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "KEPT_UPLOADS", 3)
+    monkeypatch.setattr(pictures, "STORED_UPLOADS", 3)
     names = []
     for n in range(5):
         names.append(pictures.keep(Image.new("RGB", (8, 8)), tmp_path))
