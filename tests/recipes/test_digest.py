@@ -11,7 +11,7 @@ import pytest
 from fedveil.attacks.catalog import ATTACKS
 from fedveil.config import resolve
 from fedveil.data.catalog import DATASETS
-from fedveil.recipes import digest
+from fedveil.recipes import cache as digest
 from fedveil.recipes.cache import Cache
 from fedveil.recipes.catalog import recipes
 from fedveil.recipes.cell import FULL, QUICK, Cell, Job
