@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from deploy_memory import SMALL, InMemory, nodes_of
+from deploy_memory import SMALL, InMemory, Puppets, nodes_of, silent
 
 from fedveil.config import Config, from_dict, resolve, to_toml
 from fedveil.core.errors import ConfigError, RunError
 from fedveil.deploy import node
 from fedveil.deploy.account import NodeLedger
 from fedveil.deploy.coordinator import Terms, check_deployable, conduct
-from fedveil.deploy.messages import Introduction, Payload, ReceivedReply, Reply, Request, pack
+from fedveil.deploy.messages import Payload, Reply, Request, pack
 from fedveil.federation import prepare
 from fedveil.runs import RunFolder, named_leaves
 from fedveil.training import train
@@ -120,44 +120,6 @@ def test_a_node_refuses_what_its_owner_does_not_allow(tmp_path: Path) -> None:
 PLAIN: dict[str, Any] = {"model": {"name": "logistic"}, "defense": [{"name": "none"}]}
 
 
-class Puppets:
-    """Nodes that send what they are told to, without computing anything."""
-
-    def __init__(self, clients: int = 4) -> None:
-        self.clients, self.there = clients, set(range(clients))
-        self.answers: dict[tuple[int, int], Any] = {}  # (round, client) → what comes instead
-        self.asked: list[tuple[int, int]] = []
-
-    def online(self) -> list[int]:
-        return sorted(self.there)
-
-    def introduce(self, nodes: list[int], timeout: float) -> dict[int, Introduction]:
-        return {number: Introduction(number, 60, "8,8,1", 10, "float32") for number in nodes}
-
-    def send(self, requests: dict[int, tuple[Request, Payload]], timeout: float) -> dict[int, ReceivedReply]:
-        found = {}
-        for number, (request, parts) in requests.items():
-            self.asked.append((request.round, number))
-            changed = self.answers.get((request.round, number), lambda reply, sent: (reply, sent))
-            zeros = {name: np.load(_file(data)) * 0 for name, data in parts.items()}
-            made = changed(Reply(request.run, request.round, request.client, "", float("nan")), zeros)
-            if made is not None:
-                found[number] = ReceivedReply(made[0], {name: _npy(a) for name, a in made[1].items()})
-        return found
-
-
-def _file(data: bytes) -> Any:
-    import io
-
-    return io.BytesIO(data)
-
-
-def _npy(array: np.ndarray) -> bytes:
-    file = _file(b"")
-    np.save(file, array)
-    return file.getvalue()
-
-
 def each(change: Any) -> Any:
     return lambda reply, sent: (reply, {name: change(a) for name, a in sent.items()})
 
@@ -169,7 +131,7 @@ def test_answers_that_cannot_be_used_are_left_out_with_the_reason(tmp_path: Path
         (0, 1): each(lambda a: a[..., None]),
         (1, 0): lambda reply, sent: (Reply(reply.run, 0, reply.client, "", reply.loss), sent),
         (1, 1): each(lambda a: np.concatenate([a.reshape(-1)] * 10 + [np.zeros(5000, a.dtype)])),
-        (2, 3): lambda reply, sent: None,
+        **silent((2, 3)),
     }
     folder = RunFolder.create(tmp_path / "run")
     result = conduct(config_of(train={"local_steps": 1}), nodes, folder, Terms())
@@ -184,7 +146,7 @@ def test_answers_that_cannot_be_used_are_left_out_with_the_reason(tmp_path: Path
 
 def test_below_the_quorum_the_run_stops_and_goes_on_later_with_all_that_was_asked(tmp_path: Path) -> None:
     nodes = Puppets()
-    nodes.answers = {(1, c): lambda reply, sent: None for c in (0, 1, 2)}
+    nodes.answers = silent((1, 0), (1, 1), (1, 2))
     folder = RunFolder.create(tmp_path / "run")
     with pytest.raises(RunError, match=r"round 1: 1 of 4 nodes .*quorum is 0.5.*--resume"):
         conduct(config_of(**PLAIN), nodes, folder, Terms())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -154,11 +156,14 @@ def test_an_epoch_without_noise_changes_nothing_and_with_much_noise_everything(e
     assert loud["even"] != silent["even"]
 
 
-def test_noise_takes_time():
+def test_the_time_of_noise_is_a_median_without_the_first_call(monkeypatch):
     settings = (
         "data.name=digits", "data.clients=2", "data.per_client=20", "train.per_round=1", "train.local_steps=1",
         "model.name=logistic", "train.batching=shuffle", "defense.name=dpfl", "defense.finetune=false",
         "defense.allocation=even",
     )  # fmt: skip
+    clock = iter([0.0, 9.0, 10.0, 10.5, 11.0, 11.1, 12.0, 12.2])  # calls of 9, 0.5, 0.1 and 0.2 s
+    monkeypatch.setattr(kinds_dpfl, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     found = kinds.KINDS["noise-time"](Job("noise-time", settings, {"repeats": 3}))
-    assert 0 < found["low"] <= found["milliseconds"] <= found["high"] < 1e4
+    assert found == pytest.approx({"milliseconds": 200.0, "low": 100.0, "high": 500.0})
+    assert next(clock, None) is None
