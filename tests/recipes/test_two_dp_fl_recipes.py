@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from recipe_checks import config_of
 
+from fedveil.accounting import ledger
 from fedveil.config import load, resolve
+from fedveil.federation import plan
 from fedveil.recipes import kinds, two_dp_fl
 from fedveil.recipes.cell import FULL, QUICK, Job
 from fedveil.recipes.kinds_two_dp_fl import after
@@ -93,7 +95,9 @@ def test_noise_keeps_the_epsilon_that_is_asked_for(trained):
 def test_without_an_epsilon_the_noise_is_the_config_s(trained):
     found = kinds.KINDS["curve"](Job("curve", (*SMALL, "defense.noise=4.0"), {}))
     assert found["noise"] == 4.0 and trained[0].settings == (*SMALL, "defense.noise=4.0")
-    assert 0 < found["epsilon"] < 2.0 and found["client_epsilon"] is None  # distinct noise has no certificate
+    account = plan(load(None, [*SMALL, "defense.noise=4.0"])).transcript()
+    assert found["epsilon"] == pytest.approx(ledger.certified(account, "server", "example", 1e-3).epsilon)
+    assert found["client_epsilon"] is None  # distinct noise has no certificate
 
 
 def test_accuracy_along_the_way_is_of_the_last_evaluation():
