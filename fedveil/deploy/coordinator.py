@@ -249,8 +249,8 @@ class _DeployedRun:
         params = jax.tree.map(lambda a: jnp.asarray(a, simulator.task.dtype), params)
         # The client state of defences stays at the nodes; the server keeps the losses by which it selects clients.
         losses = any(d.reads_losses and d.fills("select") for d in simulator.task.defenses)
-        told = {"loss": jnp.full(self.config.data.clients, jnp.nan, simulator.task.dtype)} if losses else {}
-        state, done = server.initial_state(simulator.rule, params, told), 0
+        losses_by_client = {"loss": jnp.full(self.config.data.clients, jnp.nan, simulator.task.dtype)} if losses else {}
+        state, done = server.initial_state(simulator.rule, params, losses_by_client), 0
         with self.folder.writing():
             if not self.folder.config.exists():
                 write_text(self.folder.config, self.text)

@@ -108,7 +108,7 @@ class _Plan:
 
     config: Config
     task: Task
-    law: sampling.BatchSampling
+    batching: sampling.BatchSampling
     steps: int
 
     def lr(self, number: int) -> float:
@@ -157,9 +157,9 @@ class _NodeRound:
         assert train.batch is not None and train.rounds is not None
         if not 0 <= request.round < train.rounds:
             raise Refused(f"there is no round {request.round} in a run of {train.rounds} rounds")
-        law = sampling.BatchSampling(train.batching, train.batch, train.local_steps, train.local_epochs)
+        batching = sampling.BatchSampling(train.batching, train.batch, train.local_steps, train.local_epochs)
         model = build_model(config, self.data.x.shape[1:], self.node.classes)
-        setting = make_setting(config, _as_client(0, len(self.data)), law, model, len(self.data))
+        setting = make_setting(config, _as_client(0, len(self.data)), batching, model, len(self.data))
         # The node cannot verify the sizes of other clients. A wrong size changes the noise and the ledger alike.
         setting = replace(
             setting,
@@ -171,7 +171,7 @@ class _NodeRound:
         for defense in defenses:
             defense.check(setting)
         task = Task(model, setting, train.optimizer, defenses, scale_of(self.data.x), config.speed.precision)
-        return _Plan(config, task, law, setting.local_steps)
+        return _Plan(config, task, batching, setting.local_steps)
 
     def _received(self, planned: _Plan, model: Payload) -> Tree:
         shapes = jax.eval_shape(planned.task.model.init, jax.random.key(0))
@@ -195,7 +195,7 @@ class _NodeRound:
         """The privacy cost of the round for a unit, from the mechanisms that will run; or why there is no bound."""
         task, number = planned.task, self.request.round
         if _reports_loss(task):
-            return None, "its loss is told to the server without noise"
+            return None, "its loss is sent to the server without noise"
         releases = company.declared(task.defenses, task.setting)
         ran = transcript.executed(task.defenses, task.setting, number, planned.lr(number), 1, 0)
         return realised(releases, ran.multipliers, task.setting, unit, adjacency)
@@ -211,7 +211,9 @@ class _NodeRound:
         """The defences, prepared on this node's data if they measure something on it."""
         task = replace(planned.task, defenses=())
         dataset = Dataset("node", self.data, self.data, "none", self.node.classes)
-        context = FederationContext(task, dataset, _as_client(self._id, len(self.data)), planned.law, self._draws())
+        context = FederationContext(
+            task, dataset, _as_client(self._id, len(self.data)), planned.batching, self._draws()
+        )
         return tuple(d.node_part().prepare(context) for d in planned.task.defenses)
 
     def _draws(self) -> keys.Draws:
@@ -259,11 +261,11 @@ class _NodeRound:
     # --- the computation
 
     def _compute(self, planned: _Plan, received: Tree, state: Tree) -> tuple[Tree, Any, Tree]:
-        request, task, law = self.request, planned.task, planned.law
+        request, task, batching = self.request, planned.task, planned.batching
         own = _as_client(self._id, len(self.data))
         alone = sampling.Cohort(np.array([self._id]), np.zeros(1, np.int64), np.zeros(1, bool), 1, 0)
-        widths = sampling.batch_widths(law, own, planned.steps)
-        batches = sampling.draw_batches(law, own, self._draws(), request.round, alone, widths)
+        widths = sampling.batch_widths(batching, own, planned.steps)
+        batches = sampling.draw_batches(batching, own, self._draws(), request.round, alone, widths)
         lr = jnp.asarray(planned.lr(request.round), task.dtype)
         key, shared = self._keys()
         moment = RoundContext(key, shared, jnp.int32(request.round), lr)

@@ -113,7 +113,7 @@ def test_a_node_refuses_what_its_owner_does_not_allow(tmp_path: Path) -> None:
     assert "did you mean" in said(Request("run", 0, 0, '[[defense]]\nname = "fed-cpd"', 60, 1.0, 1.0, -1))
     leaky = to_toml(resolve(config_of(**fewer, defense=[{"name": "dpfl", "allocation": "even"}])))
     (home / "node.toml").write_text((home / "node.toml").read_text().split("[limits]")[0])
-    assert "loss is told to the server" in said(Request("run", 0, 0, leaky, 60, 1.0, 1.0, -1))
+    assert "loss is sent to the server" in said(Request("run", 0, 0, leaky, 60, 1.0, 1.0, -1))
     assert "wrong shape" in said(good, dict(list(parts.items())[1:]))
 
 
