@@ -181,7 +181,7 @@ def reproduce(
         str | None, typer.Option("--cells", help="Folder of results: measured cells are reused, new ones added.")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.0, help="Start no new cell after this time.")
+        float | None, typer.Option("--minutes", min=0.0, help="Minutes after which no new cell is started.")
     ] = None,
     workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Number of cells measured in parallel.")] = 1,
     out: Annotated[str | None, typer.Option("--out", help="Folder for the figures as SVG.")] = None,

@@ -1,4 +1,4 @@
-"""Cases in which a deployed run or a node once accounted for less than it sent."""
+"""Regressions: cases in which the ledger of a deployed run or of a node once was too low."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def ask(home: Path, config: Config, round_: int = 0, run: str = "run") -> tuple[
 
 
 def test_what_one_config_kept_before_its_noise_does_not_leave_under_another(tmp_path: Path) -> None:
-    """A memory filled before the noise of Fed-SDP, sent on after that of Fed-CDP with next to no noise."""
+    """DGC's client state is filled before the noise of Fed-SDP; the next config would send it with almost no noise."""
     train = {"local_steps": 1, "batch": 1, "rounds": 3, "batching": "shuffle", "lr": 1.0}
     keeps = [{"name": "dgc", "stage": "batch", "share": 0.999}, {"name": "fed-sdp", "placement": "client"}]
     sends = [{"name": "dgc", "stage": "batch", "share": 0.0}, {"name": "fed-cdp", "clip": 1e-9, "noise": 1.0}]
@@ -66,7 +66,7 @@ def test_what_one_config_kept_before_its_noise_does_not_leave_under_another(tmp_
     assert reply.refused == ""
     largest = max(float(np.abs(a).max()) for a in sent.values())
     assert largest < 1e-6, f"more than clip and noise was sent: {largest}"
-    assert not kept[0].exists()  # and nothing is left for a third config either
+    assert not kept[0].exists()  # nor is anything left for a third config
 
 
 # --- filters that read data
@@ -121,7 +121,7 @@ def test_sizes_losses_and_repeated_rounds_are_in_the_account(tmp_path: Path) -> 
     assert result["rounds"] == 3 and result["rounds_asked"] == made.rounds == 4 and made.lost == 3
     assert [r.as_dict() for r in ledger.rows(made, accountants=("paper", "pld"))] == result["ledger"]
     assert all("of all who answer together" not in row["reason"] for row in result["ledger"])
-    three = replace(made, groups=((made.groups[0][0], 3),))  # as if the round had not been asked for twice
+    three = replace(made, groups=((made.groups[0][0], 3),))  # as if no round had been repeated
     once, twice = (ledger.certified(one, "server", "client", 1e-5).epsilon for one in (three, made))
     assert once is not None and twice is not None and twice > once
 
@@ -175,11 +175,11 @@ def test_an_account_of_the_first_version_is_read(tmp_path: Path) -> None:
     assert total([entry], "example", 1e-5, "replace") > total([entry], "example", 1e-5)
 
 
-# --- budgets against a server that chooses by past answers
+# --- budgets against a server that chooses by past replies
 
 
 def test_the_budget_is_kept_by_a_filter(tmp_path: Path) -> None:
-    """What the filter allows costs no more by composition, whatever mixture of rounds is asked for."""
+    """Rounds that the filter allows stay within the budget by composition, whatever their mixture."""
     from fedveil.accounting.filters import RenyiFilter
 
     budget = RenyiFilter.for_budget(1.0, 1e-5)

@@ -1,4 +1,4 @@
-"""Flower's commands as they are composed, the files of a federation, and the command line; nothing is started."""
+"""Flower's commands, the files of a federation, and the command line; no process is started."""
 
 from __future__ import annotations
 

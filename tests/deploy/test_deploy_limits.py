@@ -1,4 +1,4 @@
-"""What a node insists on, and how its config is read."""
+"""The limits of a node, and how its config is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arrives is used only if it is what was to come."""
+"""Only messages with the expected fields, arrays and origin are used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deployed rounds without Flower: nodes in memory, the simulator beside them, and nodes that misbehave."""
+"""Deployed rounds without Flower: nodes in memory, compared with the simulator, and nodes that misbehave."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def difference(folder: Path, params: Any) -> float:
 
 
 def test_test_mode_equals_the_simulator(tmp_path: Path) -> None:
-    """With a model of its own for each client (2DP-FL), weights by size, and models averaged."""
+    """With a separate model for each client (2DP-FL), weights by size, and averaging of models."""
     config = config_of(
         data={"clients": 2},
         model={"name": "logistic"},
@@ -49,14 +49,14 @@ def test_test_mode_equals_the_simulator(tmp_path: Path) -> None:
     result = conduct(config, InMemory(homes), RunFolder.create(tmp_path / "run"), Terms(test=True))
     assert difference(tmp_path / "run", train(prepare(config)).params) < 1e-5
     assert result["ledger"] == [] and result["rounds_asked"] == 2
-    for home in homes:  # noise that the server knows protects nothing, and the account says so
+    for home in homes:  # noise that the server knows protects nothing: no certificate
         assert [entry.use("example", "zero-out") for entry in NodeLedger(home).entries()] == [None, None]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("defense", ["fed-cdp", "fed-sdp", "nbafl", "dgc", "dpfl"])
 def test_test_mode_equals_the_simulator_for_every_kind_of_defence(tmp_path: Path, defense: str) -> None:
-    """Server noise, models, what nodes remember, layer importance with selection by losses."""
+    """Server noise, averaged models, client state, layer importance with selection by losses."""
     config = config_of(defense=[{"name": defense}], train={"noise_seed": 3})
     homes = nodes_of(config, tmp_path, "test = true\n")
     conduct(config, InMemory(homes), RunFolder.create(tmp_path / "run"), Terms(test=True))
@@ -73,7 +73,7 @@ def test_a_node_writes_its_account_before_it_computes_and_draws_fresh_noise(
     request = Request("run", 0, 0, to_toml(config), 60, 1.0, 1.0, -1)
     sent = [node.handle(home, request, parts) for _ in range(2)]
     assert all(reply.refused == "" and np.isnan(reply.loss) for reply, _ in sent)
-    assert sent[0][1] != sent[1][1]  # the same question again gets other noise, and counts again
+    assert sent[0][1] != sent[1][1]  # a repeated request gets fresh noise, and counts again
     assert len(NodeLedger(home).entries()) == 2
     found = NodeLedger(home).entries()[0].use("example", "zero-out")
     assert found is not None and found.steps == 2 and found.hidden and found.rate == pytest.approx(5 / 60)
@@ -86,7 +86,7 @@ def test_a_node_writes_its_account_before_it_computes_and_draws_fresh_noise(
     monkeypatch.setattr(node._NodeRound, "_compute", crash)
     reply, nothing = node.handle(home, request, parts)
     assert nothing == {} and len(NodeLedger(home).entries()) == 3
-    # What an error says may speak of data: it stays with the node.
+    # The text of an error may reveal data: it stays at the node.
     assert reply.refused.startswith("failed at the node") and "record 7" in (home / "errors.log").read_text()
 
 
@@ -140,7 +140,7 @@ def test_answers_that_cannot_be_used_are_left_out_with_the_reason(tmp_path: Path
     assert "not finite" in refused[0]["0"] and "wrong shape" in refused[0]["1"]
     assert "stale" in refused[1]["0"] and "too large" in refused[1]["1"]
     assert refused[2] == {"3": "no reply in time"}
-    # What did not come took its noise with it: sums are not counted on.
+    # A missing update takes its noise with it: the ledger does not rely on sums.
     assert all("of all who answer together" not in row["reason"] for row in result["ledger"])
 
 

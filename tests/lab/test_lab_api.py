@@ -1,4 +1,4 @@
-"""The lab over HTTP: the real command, its pages and its answers. What takes an attack or a training is slow and apart."""
+"""The lab over HTTP: the real command, its pages and its API. Tests that attack or train are marked slow."""
 
 from __future__ import annotations
 
@@ -82,16 +82,16 @@ def test_account_is_the_ledger_s(lab: Server) -> None:
 
     planned = plan(from_dict(TradeRequest(**trade).document()))
     rows = ledger.rows(transcript.planned(planned.defenses, planned.setting, 5), accountants=("pld",))
-    for seat in told["seats"]:
-        same = [r.epsilon for r in rows if (r.tap, r.unit) == (seat["tap"], seat["unit"])]
-        assert seat["epsilon"] in same
-        if seat["epsilon"] is not None:
-            assert seat["epsilon"] == min(
+    for entry in told["seats"]:
+        same = [r.epsilon for r in rows if (r.tap, r.unit) == (entry["tap"], entry["unit"])]
+        assert entry["epsilon"] in same
+        if entry["epsilon"] is not None:
+            assert entry["epsilon"] == min(
                 r.epsilon
                 for r in rows
-                if (r.tap, r.unit, r.adjacency) == (seat["tap"], seat["unit"], seat["adjacency"]) and r.epsilon
+                if (r.tap, r.unit, r.adjacency) == (entry["tap"], entry["unit"], entry["adjacency"]) and r.epsilon
             )
-    assert {seat["tap"] for seat in told["seats"]} == set(taps.ACCOUNTED_TAPS) and told["batching"] == "poisson"
+    assert {entry["tap"] for entry in told["seats"]} == set(taps.ACCOUNTED_TAPS) and told["batching"] == "poisson"
     assert lab.ask("/api/account", {"trade": trade})[1] == told  # remembered
 
 
@@ -179,10 +179,10 @@ def test_jobs_are_told(lab: Server) -> None:
 
 
 def test_a_quick_worker_that_dies_is_replaced(lab: Server) -> None:
-    assert lab.ask("/api/gallery?first=96")[0] == 200  # a lab just started has no worker yet
+    assert lab.ask("/api/gallery?first=96")[0] == 200  # a new lab has no worker yet
     before = next(w["pid"] for w in lab.ask("/api/jobs")[1]["workers"] if w["pool"] == "quick")
     os.kill(before, signal.SIGKILL)
-    for _ in range(3):  # the question under way may be lost, the next is not
+    for _ in range(3):  # the current request may be lost, the next is not
         status, _ = lab.ask("/api/gallery?first=48")
         if status == 200:
             break

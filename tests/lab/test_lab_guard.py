@@ -1,4 +1,4 @@
-"""The gate: hosts, origins, tokens, sizes, headers. Plain ASGI, so nothing of the extra is needed."""
+"""The guard: hosts, origins, tokens, sizes, headers. Plain ASGI, so the extra is not needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Under load: 50 questions at a time while an attack runs, and a worker that is killed in the midst of it."""
+"""Under load: 50 requests in parallel while an attack runs, and a worker that is killed during an attack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads: what is kept is redrawn, bounded and inside the lab's folder; what is bad gets a sentence."""
+"""Uploads: pictures are redrawn, bounded and stored in the lab's folder; other files are refused in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is clicked can be scripted: the TOML and the command line give one and the same config, which holds up."""
+"""Every request can be scripted: its TOML and its command line give the same valid config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured cells are found by what decides their result: all of them, and no stale one."""
+"""Digests: every measured cell is found, and a cell whose settings changed is not."""
 
 from __future__ import annotations
 

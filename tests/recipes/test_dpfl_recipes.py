@@ -99,11 +99,11 @@ def test_figures_share_their_cells():
         assert all(job.digest in attacked for cell in undefended for job in cell.jobs())
 
 
-# --- the kinds of its own
+# --- the kinds of cells that only dpfl uses
 
 
 def test_gradients_of_some_layers_are_those_of_the_whole_network():
-    """The layers that are not looked at are constants; what is looked at has the gradient it has in the whole."""
+    """Unobserved layers are constants; observed layers have the same gradient as in the whole network."""
     model = build("mlp", (6,), 4, Choices(hidden=(5, 3)))
     params = model.init(jax.random.key(0))
     x = np.random.default_rng(0).random((1, 6)).astype(np.float32)
@@ -135,7 +135,7 @@ EPOCH = (
 
 @pytest.fixture
 def epoch(monkeypatch):
-    """A model that was not trained, in place of the trained one, and an update that is known."""
+    """`noised_epoch` on an untrained model and a known update."""
     federation = prepare(load(None, list(EPOCH)))
     params = federation.simulator.start().params
     update = jax.tree.map(lambda a: 0.0 * a, params)

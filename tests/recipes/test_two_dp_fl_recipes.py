@@ -73,7 +73,7 @@ SMALL = (
 
 @pytest.fixture
 def trained(monkeypatch):
-    """What `curve` hands to the training, in place of the training."""
+    """Replaces the training of `curve` and records its jobs."""
     asked = []
 
     def train(job):
