@@ -346,6 +346,6 @@ def test_a_seed_cannot_be_deployed():
     from fedveil.deploy.coordinator import check_deployable
 
     config = from_dict(with_train(noise_seed=0))
-    with pytest.raises(ConfigError, match=r"train\.noise_seed: got 0; makes draws that everyone"):
+    with pytest.raises(ConfigError, match=r"train\.noise_seed: got 0; makes the draws known to everyone"):
         check_deployable(config)
     check_deployable(config, test=True)

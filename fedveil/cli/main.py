@@ -171,18 +171,23 @@ def list_names(
 @app.command("reproduce")
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(help="PAPER/table-N, PAPER/fig-N, a paper, or all; without it, the list.")
+        str | None,
+        typer.Argument(help="PAPER/table-N, PAPER/fig-N, a paper, or all. Without a name: list all recipes."),
     ] = None,
-    full: Annotated[bool, typer.Option("--full/--quick", help="The paper's size, or one for two cores.")] = False,
-    cells: Annotated[str | None, typer.Option("--cells", help="Folder of measured cells, to go on with.")] = None,
+    full: Annotated[
+        bool, typer.Option("--full/--quick", help="The paper's size, or a small one for two cores.")
+    ] = False,
+    cells: Annotated[
+        str | None, typer.Option("--cells", help="Folder of results: measured cells are reused, new ones added.")
+    ] = None,
     minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.0, help="Begin no new cell after so many minutes.")
+        float | None, typer.Option("--minutes", min=0.0, help="Minutes after which no new cell is started.")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Cells measured at a time.")] = 1,
-    out: Annotated[str | None, typer.Option("--out", help="Folder for the figures, as SVG.")] = None,
+    workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Number of cells measured in parallel.")] = 1,
+    out: Annotated[str | None, typer.Option("--out", help="Folder for the figures as SVG.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure a table or figure of the papers, and set it beside what was published."""
+    """Measure a table or figure of a paper and compare it with the published values."""
     from fedveil.cli.reproduce import run_reproduce
 
     run_reproduce(name, full, cells, minutes, workers, out, json)
@@ -193,27 +198,32 @@ def lab(
     file: FileArgument = None,
     settings: SetOption = None,
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; not loopback: needs --token.")
+        str, typer.Option("--host", help="Address to listen on. Other than loopback, it requires --token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port (0: any that is free).")] = 8765,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port (0: any free port).")] = 8765,
     token: Annotated[
-        str | None, typer.Option("--token", help="Secret that visitors show, or 'auto' (or FEDVEIL_LAB_TOKEN).")
+        str | None,
+        typer.Option("--token", help="Secret for visitors, or 'auto' for a random one (or FEDVEIL_LAB_TOKEN)."),
     ] = None,
-    folder: Annotated[str, typer.Option("--folder", help="The lab's own files: uploads, picked pictures.")] = "lab",
-    runs: Annotated[str, typer.Option("--runs", help="Folder of the runs to browse and to train into.")] = "runs",
-    workers: Annotated[int, typer.Option("--workers", min=1, max=16, help="Jobs at a time.")] = 1,
-    minutes: Annotated[float, typer.Option("--minutes", min=0.1, max=10_000, help="Time limit of a job.")] = 30.0,
-    memory: Annotated[float, typer.Option("--memory", min=0.5, max=10_000, help="Memory limit of a worker, GB.")] = 6.0,
-    browser: Annotated[bool, typer.Option("--open", help="Open it in the web browser.")] = False,
+    folder: Annotated[
+        str, typer.Option("--folder", help="Folder for the lab's own files: uploads, chosen pictures.")
+    ] = "lab",
+    runs: Annotated[str, typer.Option("--runs", help="Folder of runs, both to browse and for new trainings.")] = "runs",
+    workers: Annotated[int, typer.Option("--workers", min=1, max=16, help="Number of jobs in parallel.")] = 1,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.1, max=10_000, help="Time limit of a job, in minutes.")
+    ] = 30.0,
+    memory: Annotated[
+        float, typer.Option("--memory", min=0.5, max=10_000, help="Memory limit of a worker, in GB.")
+    ] = 6.0,
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in the web browser.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Serve a local web page: watch leaks live, weigh noise against accuracy, browse runs."""
-    from fedveil.cli.lab import run_lab
+    """Serve a local web page: watch attacks live, compare noise with accuracy, browse runs."""
+    from fedveil.cli.lab import LabOptions, run_lab
 
-    run_lab(
-        file, settings or [], host=host, port=port, token=token, folder=folder, runs=runs, workers=workers,
-        minutes=minutes, memory=memory, browser=browser, json=json,
-    )  # fmt: skip
+    options = LabOptions(host, port, token, folder, runs, workers, minutes, memory, browser)
+    run_lab(file, settings or [], options, json)
 
 
 @app.command("report")

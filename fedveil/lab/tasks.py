@@ -14,7 +14,7 @@ from fedveil.core.errors import ConfigError, RunError
 from fedveil.data.dataset import Dataset
 from fedveil.data.pixels import png_uri, to_bytes
 from fedveil.lab import pictures
-from fedveil.lab.requests import LeakAsk, Picture, read
+from fedveil.lab.requests import LeakRequest, Picture, read
 
 Tell = Callable[[dict[str, Any]], None]
 Task = Callable[..., Any]  # (payload, folder, tell) -> result
@@ -42,7 +42,7 @@ def upload(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
 
 def pick(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
     """A file with the pictures that a leak is about, for `data.file`; the same question names the same file."""
-    ask: LeakAsk = read(LeakAsk, payload["ask"])
+    ask: LeakRequest = read(LeakRequest, payload["ask"])
     picture, count = ask.picture, ask.pictures
     data = _dataset(picture.dataset)
     x, y = _picked(data, picture, count, folder)
@@ -85,10 +85,10 @@ def leak(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
 
 
 def account(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
-    """ε for every seat of a config."""
-    from fedveil.lab.account import seats
+    """ε against every adversary for a config."""
+    from fedveil.lab.account import account_of
 
-    return seats(payload["document"])
+    return account_of(payload["document"])
 
 
 def train(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:

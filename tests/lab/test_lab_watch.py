@@ -1,4 +1,4 @@
-"""Watching an attack changes nothing of it, and shows it on its way."""
+"""Observing an attack does not change it, and shows its progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured cells are found by what decides their result: all of them, and no stale one."""
+"""Digests: every measured cell is found, and a cell whose settings changed is not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from fedveil.attacks.catalog import ATTACKS
 from fedveil.config import resolve
 from fedveil.data.registry import DATASETS
-from fedveil.recipes import digest
+from fedveil.recipes import cache as digest
 from fedveil.recipes.cache import Cache
 from fedveil.recipes.catalog import recipes
 from fedveil.recipes.cell import FULL, QUICK, Cell, Job

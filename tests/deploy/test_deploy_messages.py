@@ -1,4 +1,4 @@
-"""What arrives is used only if it is what was to come."""
+"""Only messages with the expected fields, arrays and origin are used."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from fedveil.deploy.coordinator import accept
-from fedveil.deploy.messages import Answer, Reply, Request
-from fedveil.deploy.wire import BadMessage, pack, unpack
+from fedveil.deploy.messages import BadMessage, ReceivedReply, Reply, Request, pack, unpack
 
 LIKE = {"dense": {"b": np.zeros(3, np.float32), "w": np.zeros((2, 3), np.float32)}}
 GOOD = {"dense": {"b": np.arange(3, dtype=np.float32), "w": np.ones((2, 3), np.float32)}}
@@ -60,26 +59,26 @@ def reply(run: str = "r", round_: int = 2, client: int = 1, refused: str = "") -
 @pytest.mark.parametrize(
     ("answer", "word"),
     [
-        (None, "no answer in time"),
-        (Answer(None, {}, "the node failed"), "the node failed"),
-        (Answer(reply(refused="over budget"), {}), "refused: over budget"),
-        (Answer(reply(round_=1), pack(GOOD)), "stale: an answer to round 1"),
-        (Answer(reply(run="q"), pack(GOOD)), "stale"),
-        (Answer(reply(client=0), pack(GOOD)), "client 0"),
-        (Answer(reply(), spoiled(b=np.full(3, math.nan, np.float32))), "not finite"),
+        (None, "no reply in time"),
+        (ReceivedReply(None, {}, "the node failed"), "the node failed"),
+        (ReceivedReply(reply(refused="over budget"), {}), "refused: over budget"),
+        (ReceivedReply(reply(round_=1), pack(GOOD)), "stale: a reply to round 1"),
+        (ReceivedReply(reply(run="q"), pack(GOOD)), "stale"),
+        (ReceivedReply(reply(client=0), pack(GOOD)), "client 0"),
+        (ReceivedReply(reply(), spoiled(b=np.full(3, math.nan, np.float32))), "not finite"),
     ],
 )
-def test_only_an_answer_to_this_very_question_counts(answer: Answer | None, word: str) -> None:
+def test_only_an_answer_to_this_very_question_counts(answer: ReceivedReply | None, word: str) -> None:
     with pytest.raises(BadMessage, match=word):
         accept(answer, "r", 2, 1, LIKE)
-    accept(Answer(reply(), pack(GOOD)), "r", 2, 1, LIKE)
+    accept(ReceivedReply(reply(), pack(GOOD)), "r", 2, 1, LIKE)
 
 
 def test_fields_of_another_kind_are_refused() -> None:
     request = Request("r", 0, 1, "", 5, 1.0, 1.0, -1)
-    assert Request.read(request.values()) == request and not request.test
+    assert Request.read(request.as_dict()) == request and not request.test
     for wrong in ({"round": "0"}, {"round": 0.0}, {"smallest": True}, {"more": 1}):
         with pytest.raises(BadMessage):
-            Request.read({**request.values(), **wrong})
+            Request.read({**request.as_dict(), **wrong})
     with pytest.raises(BadMessage, match="version"):
         Request.read({"run": "r"})
