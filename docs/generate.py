@@ -12,9 +12,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from fedveil.attacks.catalog import ATTACKS, INITS
 from pydantic.fields import FieldInfo
 
-from fedveil.attacks.catalog import ATTACKS, INITS
 from fedveil.config import NAMES, SECTIONS, Budget, Section
 from fedveil.core.taps import TAPS
 from fedveil.data.catalog import DATASETS, DatasetInfo

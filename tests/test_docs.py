@@ -111,12 +111,16 @@ def test_every_defence_has_a_page_with_its_keys():
         assert not missing, (name, missing)
 
 
-def test_every_inference_attack_has_a_page_with_seats_needs_cost_and_scores():
-    from fedveil.attacks.adversaries import INFERENCE
+def test_every_inference_attack_has_a_page_with_adversaries_needs_cost_and_scores():
+    from fedveil.attacks.inference.base import InferenceAttack
+    from fedveil.attacks.registry import ATTACKS
 
     pages = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "attacks").glob("*.md")}
-    for name, info in INFERENCE.items():
+    for name, kind in ATTACKS.items():
+        if not issubclass(kind, InferenceAttack):
+            continue
         about = [text for text in pages.values() if f"attack.name={name}" in text or f"`{name}`" in text]
         assert about, f"no page of docs/attacks speaks of {name}"
-        assert any(all(f"`{seat}`" in text for seat in info.seats) for text in about), f"{name}: a seat is not named"
+        named = any(all(f"`{adversary}`" in text for adversary in kind.adversaries) for text in about)
+        assert named, f"{name}: an adversary is not named"
         assert any("## Cost" in text or "cost" in text.lower() for text in about), f"{name}: nothing of its cost"

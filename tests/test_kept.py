@@ -16,7 +16,7 @@ import pytest
 from fedveil import federation as federation_module
 from fedveil import from_functions, kept
 from fedveil.attacks import study
-from fedveil.attacks.inference.shadows import Fleet
+from fedveil.attacks.games.shadows import Fleet
 from fedveil.config import AttackConfig, load
 from fedveil.core.keys import Draws
 from fedveil.defenses.fed_cdp import FedCDP
@@ -103,7 +103,7 @@ def test_an_attack_is_the_same_bit_for_bit(folder, loaded):
     def attacked():
         scheduler._kept.cache_clear()
         federation, state = trained("train.batch=1", "train.local_steps=1", defense=())
-        asked = AttackConfig(name="cpl", tap="example", iterations=20, images=3)
+        asked = AttackConfig.model_validate({"name": "cpl", "tap": "example", "iterations": 20, "images": 3})
         (group,) = study.run(federation, state, 3, asked).groups
         found = group.reconstruction
         return [a.tobytes() for a in (found.inputs, found.labels, found.objective, found.evaluations, found.trace)]

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedveil.attacks.catalog import settings
+from fedveil.attacks.reconstruction.cpl import CPL
 from fedveil.bench import attack
 from fedveil.bench import round as rounds
 from fedveil.bench.rows import row
@@ -157,5 +157,5 @@ def _data(case: rounds.Case, count: int) -> Dataset:
 def _attack(images: int) -> Turn:
     case = attack.CASES["mnist"]
     work = attack.victims(case, images, attack.noise)
-    play = attack.as_a_batch(work, settings("cpl", iterations=case.iterations))
+    play = attack.as_a_batch(work, CPL(iterations=case.iterations))
     return lambda number: images * play()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from fedveil import api
-from fedveil.attacks.inference.shadows import Fleet
+from fedveil.attacks.games.shadows import Fleet
 from fedveil.bench.rows import row
 from fedveil.core.keys import Draws
 from fedveil.data.arrays import from_arrays

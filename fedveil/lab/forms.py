@@ -6,7 +6,7 @@ import dataclasses
 import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedveil.attacks.catalog import ATTACKS
+from fedveil.attacks.registry import ATTACKS
 from fedveil.core.taps import TAPS
 from fedveil.data import sources
 from fedveil.data.catalog import DATASETS

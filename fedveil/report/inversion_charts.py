@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from fedveil.attacks.inference.inversion_figures import ADVERSARIES, MODES, Pictures, Rows
+from fedveil.attacks.games.inversion_figures import ADVERSARIES, MODES, Pictures, Rows
 from fedveil.attacks.pictures import write_grid
 from fedveil.report.charts import Reference, Series, line_chart
 

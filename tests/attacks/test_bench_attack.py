@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from fedveil.attacks.catalog import settings
 from fedveil.attacks.reconstruction import inits
-from fedveil.attacks.reconstruction.run import reconstruct
+from fedveil.attacks.reconstruction.cpl import CPL
 from fedveil.bench import attack as bench
 from fedveil.bench.peers import breaching_attack, torch_attack
 
@@ -39,10 +38,10 @@ def test_rows_in_small(monkeypatch, one_thread):
 
 
 def test_both_sides_find_the_same(one_thread):
-    work, chosen = bench.victims(SMALL, 2, bench.noise), settings("cpl", iterations=2)
-    ours = reconstruct(work.observation, chosen)
+    work, chosen = bench.victims(SMALL, 2, bench.noise), CPL(iterations=2)
+    ours = chosen.run(work.observation)
     keys = [(int(i), 0, 0) for i in work.observation.ids]
-    starts = inits.starts(chosen.init, work.observation, work.y[:, None], keys, None, "float32")[:, 0]
+    starts = inits.starts(chosen, work.observation, work.y[:, None], keys, "float32")[:, 0]
     theirs = torch_attack.attacks(work.net, work.params, work.x, work.y, starts, chosen.iterations)
     theirs(1)
     assert np.array_equal(ours.labels[:, 0], work.y)

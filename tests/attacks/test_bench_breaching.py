@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedveil.attacks.catalog import settings
+from fedveil.attacks.reconstruction.dlg import DLG
 from fedveil.bench import attack as bench
 from fedveil.bench.peers import breaching_attack
 
@@ -49,7 +49,7 @@ def test_rows_in_small(monkeypatch, one_thread, capsys):
 
 
 def test_dlg_of_breaching(one_thread):
-    work, chosen = bench.victims(SMALL, 1, bench._smooth), settings("dlg", iterations=2)
+    work, chosen = bench.victims(SMALL, 1, bench._smooth), DLG(iterations=2)
     starts = bench._starts(work, chosen)
     found = breaching_attack.attacks("dlg", work.net, work.params, work.x, work.y, starts, chosen.iterations)(0)
     assert found.image.shape == SMALL.shape and 2 < found.evaluations <= 2 * 25 + 1

@@ -136,7 +136,8 @@ def test_quick_is_small():
         assert config.data.clients <= 100 and (config.train.rounds or 10) <= 10
         if job.kind != "train":
             assert config.attack.images * config.attack.seeds <= 8
-            assert (config.attack.iterations or 300) <= (2000 if config.attack.optimizer == "adam" else 500)
+            attack = config.attack.make()
+            assert attack.iterations <= (2000 if attack.optimizer == "adam" else 500)
 
 
 def test_figures_draw_what_tables_measure():
@@ -187,7 +188,7 @@ def test_an_update_is_the_sum_of_its_steps_or_their_mean():
     import jax
     import numpy as np
 
-    from fedveil.attacks.observe import of_gradients
+    from fedveil.attacks.observation import of_gradients
     from fedveil.models.build import Choices, build
     from fedveil.recipes.kinds_cpl import one_example
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from recipe_checks import check_cells, check_places, config_of
 
-from fedveil.attacks.observe import of_gradients
+from fedveil.attacks.observation import of_gradients
 from fedveil.config import for_attack, load, resolve
 from fedveil.federation import prepare
 from fedveil.models.build import Choices, build
