@@ -108,7 +108,7 @@ def made(kind: type[Attack], given: dict[str, Any]) -> Attack:
         if key in given and given[key] not in table:
             raise unknown_name(f"attack.{key}", given[key], table)
     try:
-        valid = schema(kind).model_validate(given)
+        valid = schema(kind).model_validate(given)  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as error:
         raise one_line(error, prefix="attack") from None
     attack = kind(**{key: getattr(valid, key) for key in known})

@@ -54,7 +54,7 @@ def _inversion(
     size: Size,
     row: str,
     column: str,
-    seat: str,
+    adversary: str,
     defense: tuple[str, ...],
     *more: str,
     attacker: tuple[int, ...] = ATTACKER,
@@ -62,7 +62,7 @@ def _inversion(
 ) -> Cell:
     """Client 0 attacks or is looked at, client 1 is the victim; each seed is a federation of its own."""
     sets = f"data.label_sets=[{list(attacker)}, {list(VICTIM)}]"
-    attack = ("attack.name=inversion", f"attack.seat={seat}", f"attack.tap={TAPS[seat]}")
+    attack = ("attack.name=inversion", f"attack.adversary={adversary}", f"attack.tap={TAPS[adversary]}")
     seeds = f"attack.seeds={size.pick(full=5, quick=1)}"
     return Cell(row, column, "infer", (*_ground(size, clients), sets, *defense, *attack, seeds, *more))
 
