@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import sys
 import tomllib
+import types
 from pathlib import Path
 
 import pytest
@@ -82,7 +84,9 @@ def test_toml_examples_are_configs(text):
 @pytest.mark.parametrize("text", examples("python"))
 def test_python_examples_run(text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    exec(compile(text, "example", "exec"), {"__name__": "example"})
+    module = types.ModuleType("example")
+    monkeypatch.setitem(sys.modules, "example", module)  # where dataclasses of an example look for their module
+    exec(compile(text, "example", "exec"), vars(module))
     assert capsys.readouterr().out
 
 

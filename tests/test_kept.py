@@ -104,7 +104,7 @@ def test_an_attack_is_the_same_bit_for_bit(folder, loaded):
         scheduler._kept.cache_clear()
         federation, state = trained("train.batch=1", "train.local_steps=1", defense=())
         asked = AttackConfig.model_validate({"name": "cpl", "tap": "example", "iterations": 20, "images": 3})
-        (group,) = study.run(federation, state, 3, asked).groups
+        (group,) = study.run(federation, state, 3, asked.make(), asked).groups
         found = group.reconstruction
         return [a.tobytes() for a in (found.inputs, found.labels, found.objective, found.evaluations, found.trace)]
 

@@ -85,7 +85,7 @@ def leak(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
 
 
 def account(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
-    """ε for every seat of a config."""
+    """ε for every tap and unit of a config."""
     from fedveil.lab.account import seats
 
     return seats(payload["document"])

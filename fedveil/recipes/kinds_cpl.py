@@ -24,17 +24,17 @@ def attack_steps(job: Job) -> Result:
     A plain study looks for as many examples as the steps drew; here the attacker knows that a client holds one. Option
     `divided`: see `one_example`.
     """
-    from fedveil.attacks.reconstruction.matching import GradientMatching
+    from fedveil.attacks.base import ReconstructionAttack
     from fedveil.attacks.study import Round, run_on
     from fedveil.federation import prepare
 
     config = for_attack(load(None, list(job.settings)))
     attack = config.attack.make()
-    assert isinstance(attack, GradientMatching)
+    assert isinstance(attack, ReconstructionAttack)
     federation = prepare(config, trainable=False)
     if int(federation.partition.max_length) > 1:
         raise ConfigError("data.per_client", config.data.per_client, "takes 1: the steps are all on one example")
-    divided = attack.reading == "simulated" or bool(job.options.get("divided"))
+    divided = getattr(attack, "reading", "") == "simulated" or bool(job.options.get("divided"))
     # The truth is [clients, steps, ...], the same example at every step.
     attacked = Round(federation, federation.simulator.start(), 0, lambda seen: one_example(seen, divided), examples=1)
     images = min(config.attack.images, federation.partition.clients)

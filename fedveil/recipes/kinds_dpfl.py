@@ -165,8 +165,8 @@ def only(seen: Any, layers: tuple[str, ...]) -> Any:
 def losses(trace: np.ndarray, iterations: int) -> dict[str, float]:
     """Median over the attacks of the loss at a few iterations and at the end; trace [attacks, iterations + 1]."""
     known = trace.copy()
-    for place in range(1, known.shape[1]):
-        ended = np.isnan(known[:, place])
-        known[ended, place] = known[ended, place - 1]
+    for column in range(1, known.shape[1]):
+        ended = np.isnan(known[:, column])
+        known[ended, column] = known[ended, column - 1]
     at = [number for number in SHOWN if number < iterations]
     return {**{str(n): float(np.median(known[:, n])) for n in at}, "end": float(np.median(known[:, iterations]))}

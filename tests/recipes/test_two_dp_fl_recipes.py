@@ -73,11 +73,11 @@ def test_attacker_and_victim_differ_by_as_many_classes_as_the_column_says():
         assert len(set(victim) - set(attacker)) == int(cell.column)
 
 
-def test_seats_look_where_their_model_is():
+def test_adversaries_look_where_their_model_is():
     for cell in two_dp_fl.fig_3(FULL):
         asked = config_of(cell).attack
-        assert asked.seat == cell.column
-        assert asked.tap == ("server" if asked.seat == "active" else "broadcast")
+        assert asked.make().adversary == cell.column
+        assert asked.tap == ("server" if cell.column == "active" else "broadcast")
 
 
 def test_figures_share_their_cells():
