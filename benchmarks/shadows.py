@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.rows import row
 from fedveil import api
-from fedveil.attacks.inference.shadows import Fleet
+from fedveil.attacks.games.shadows import Fleet
 from fedveil.core.keys import Draws
 from fedveil.data.arrays import from_arrays
 from fedveil.federation import Federation

@@ -16,7 +16,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from fedveil.attacks.catalog import ATTACKS, INITS
+from fedveil.attacks.adversaries import ADVERSARIES
+from fedveil.attacks.base import keys as attack_keys
+from fedveil.attacks.reconstruction.matching import INITS
+from fedveil.attacks.registry import ATTACKS, schema
 from fedveil.config import NAMES, SECTIONS, Budget, Section
 from fedveil.core.taps import TAPS
 from fedveil.data.info import DatasetInfo
@@ -65,6 +68,8 @@ def config_page() -> str:
     lines = [MADE, "", "# Config", "", CONFIG_HEAD, ""]
     for name, section in SECTIONS.items():
         lines += [f"## `[{name}]`", "", _sentence(section), "", *_keys(name, section)]
+        if name == "attack":
+            lines += [*_attacks()]
         if name == "train":
             lines += ["### `train.budget`", "", _sentence(Budget), "", *_keys("train.budget", Budget)]
     lines += [
@@ -79,6 +84,35 @@ def config_page() -> str:
         ),
     ]
     return "\n".join(lines)
+
+
+def _attacks() -> list[str]:
+    """The keys of each attack. An attack with the keys of an earlier one shows only the defaults that differ."""
+    former = "Former names of keys are accepted with a warning: `seat` for `adversary`, `trait` for `property`."
+    lines = [f"The keys of each attack follow. {former}", ""]
+    described: dict[tuple[str, ...], str] = {}
+    for name, kind in ATTACKS.items():
+        fields = schema(kind).model_fields
+        lines += [f"### `{name}`", "", kind.summary[:1].upper() + kind.summary[1:] + ".", ""]
+        same = described.setdefault(tuple(fields), name)
+        if not fields:
+            lines += ["No keys.", ""]
+        elif same == name:
+            rows = ((f"`{k}`", _default(f), _attack_takes(kind, k, f), f.description or "") for k, f in fields.items())
+            lines += table(("key", "default", "takes", "what"), rows)
+        else:
+            first = schema(ATTACKS[same]).model_fields
+            other = [f"`{k} = {json.dumps(f.default)}`" for k, f in fields.items() if f.default != first[k].default]
+            lines += [f"The keys of `{same}`" + (f", by default with {', '.join(other)}." if other else "."), ""]
+    return lines
+
+
+def _attack_takes(kind: Any, key: str, field: FieldInfo) -> str:
+    if key in kind.choices:
+        return code(kind.choices[key])
+    if key in ("adversary", "tap"):
+        return code(getattr(kind, {"adversary": "adversaries", "tap": "taps"}[key]))
+    return _takes(f"attack.{key}", field)
 
 
 def _sentence(section: type[Section]) -> str:
@@ -103,6 +137,8 @@ def _default(field: FieldInfo) -> str:
 
 
 def _takes(key: str, field: FieldInfo) -> str:
+    if key == "attack.name":
+        return code(ATTACKS)
     if key in NAMES:
         return code(NAMES[key])
     kinds = " or ".join(_kind(kind) for kind in _members(field.annotation))
@@ -147,7 +183,10 @@ def names_page() -> str:
     lines += ["## Models", "", *_described(MODELS.values())]
     defenses = ((f"`{kind.name}`", kind.summary, code(defense_keys(kind))) for kind in DEFENSES.values())
     lines += ["## Defences", "", *table(("name", "what", "keys"), defenses)]
-    lines += ["## Attacks", "", *_described(ATTACKS.values())]
+    attacks = ((f"`{kind.name}`", kind.summary, code(attack_keys(kind))) for kind in ATTACKS.values())
+    lines += ["## Attacks", "", *table(("name", "what", "keys"), attacks)]
+    adversaries = ((f"`{a.name}`", a.summary, code(a.taps)) for a in ADVERSARIES.values())
+    lines += ["## Adversaries of inference attacks", "", *table(("name", "what it sees", "taps"), adversaries)]
     lines += [
         "## Initial guesses of attacks",
         "",

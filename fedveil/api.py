@@ -43,9 +43,15 @@ def federation(
     config = _config(settings)
     dataset = None
     if data is not None:
-        dataset = data if isinstance(data, Dataset) else _from_sequence(data)
-        config = config.model_copy(update={"data": config.data.model_copy(update={"name": "file", "file": IN_MEMORY})})
+        dataset, config = in_memory(data, config)
     return prepare(config, dataset=dataset, model=model, draws=draws)
+
+
+def in_memory(data: Arrays, config: Config) -> tuple[Dataset, Config]:
+    """A caller's arrays as a dataset, and the config that says so."""
+    dataset = data if isinstance(data, Dataset) else _from_sequence(data)
+    named = config.data.model_copy(update={"name": "file", "file": IN_MEMORY})
+    return dataset, config.model_copy(update={"data": named})
 
 
 def train(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+import warnings
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
@@ -23,11 +24,8 @@ from pydantic import (
     model_validator,
 )
 
-from fedveil.attacks.adversaries import ADVERSARIES, INFERENCE
-from fedveil.attacks.catalog import ALIASES, ATTACKS, DISTANCES, LABELS, READINGS, inference_settings
-from fedveil.attacks.catalog import INITS as INITS_OF_ATTACKS
-from fedveil.attacks.catalog import OPTIMIZERS as ATTACK_OPTIMIZERS
-from fedveil.attacks.catalog import settings as attack_settings
+from fedveil.attacks.base import Attack, keys
+from fedveil.attacks.registry import attack_kind, make_attack
 from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
 from fedveil.core.taps import TAPS
 from fedveil.core.validation import one_line
@@ -58,19 +56,13 @@ NAMES: dict[str, Collection[str]] = {
     "train.optimizer": OPTIMIZERS,
     "train.aggregation": ("auto", "fedsgd", "fedavg"),
     "train.weights": ("uniform", "size"),
-    "attack.name": tuple(ATTACKS),
     "attack.tap": tuple(TAPS),
-    "attack.seat": tuple(ADVERSARIES),
-    "attack.init": (*INITS_OF_ATTACKS, *ALIASES),
-    "attack.distance": tuple(DISTANCES),
-    "attack.optimizer": tuple(ATTACK_OPTIMIZERS),
-    "attack.label": tuple(LABELS),
-    "attack.reading": tuple(READINGS),
     "attack.rule": ("ssim", "mse", "distance"),
     "speed.engine": ("vectorised", "reference"),
     "speed.precision": ("float32", "float64"),
     "speed.products": ("auto", "float32", "bfloat16"),
 }
+FORMER_ATTACK_KEYS = {"seat": "adversary", "trait": "property"}
 
 
 class Section(BaseModel):
@@ -184,53 +176,50 @@ class SpeedConfig(Section):
 
 
 class AttackConfig(Section):
-    """`[attack]`: who attacks what a tap shows, and how. What is left out is the attack's own default."""
+    """`[attack]`: which attack, on what, how often. The bench reads these keys; all others belong to the attack."""
+
+    model_config = ConfigDict(extra="allow")
 
     name: str = Field("cpl", description="attack")
-    tap: str | None = Field(None, description="where the attacker stands (client; for inference by seat)")
+    tap: str | None = Field(None, description="where the attacker observes (client; for inference by adversary)")
     images: int = Field(16, ge=1, le=100_000, description="how many gradients are attacked, from the first clients on")
     seeds: int = Field(1, ge=1, le=10_000, description="starts of each attack; for inference, federations attacked")
-    round: int | None = Field(None, ge=0, description="the round that is attacked (0, or where the run stands)")
+    round: int | None = Field(None, ge=0, description="the round that is attacked (0, or the last of the run)")
     rule: str | None = Field(
         None, description="success: ssim (images), mse (attributes), or distance (the paper's own)"
     )
-    init: str | None = Field(None, description="start (patterned-2x2; random-normal for dlg, idlg, inverting)")
-    file: str | None = Field(None, description="with init = file: a picture, or an .npy array")
-    distance: str | None = Field(None, description="l2, cosine, cosine-layers or entropy (by attack)")
-    optimizer: str | None = Field(None, description="lbfgs, adam, sgd, momentum, adagrad (by attack)")
-    lr: float | None = Field(None, gt=0, description="step length (1 for lbfgs, else 0.1)")
-    iterations: int | None = Field(None, ge=1, le=10_000_000, description="attack iterations (300; inverting 4800)")
-    stop: float | None = Field(None, gt=0, description="a squared gradient distance that ends an attack")
-    plateau: int | None = Field(None, ge=1, description="ends an attack after so many iterations without progress")
-    label: str | None = Field(None, description="infer, joint or given (by attack)")
-    alpha: float | None = Field(None, ge=0, description="weight of the label term (0)")
-    tv: float | None = Field(None, ge=0, description="weight of the total variation (0; inverting 1e-4)")
-    signed: bool | None = Field(None, description="steps by the sign of the gradient")
-    decay: bool | None = Field(None, description="shorter steps after 3/8, 5/8 and 7/8 of the iterations")
-    box: bool | None = Field(None, description="keep inputs in their range at every step")
-    restarts: int | None = Field(None, ge=0, le=1000, description="further starts, of which the best is kept (0)")
-    reading: str | None = Field(None, description="simple or simulated: what an update of several steps is taken for")
-    seat: str | None = Field(None, description="inference: passive-local, passive-global or active (by attack)")
-    attacker: int | None = Field(None, ge=0, description="the client that attacks, where the seat is a client's (0)")
-    victim: int | None = Field(None, ge=0, description="the client that is attacked (1)")
-    classes: list[int] | None = Field(None, min_length=1, description="inversion: classes to recover (the victim's)")
-    method: str | None = Field(None, description="inversion: ascent, or closed (logistic regression)")
-    records: int | None = Field(None, ge=2, le=1_000_000, description="membership: records that are asked about")
-    shadows: int | None = Field(None, ge=1, le=10_000, description="membership: shadow federations that are trained")
-    trait: str | None = Field(None, description="melis: class:N, or column:NAME of attribute data")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _former_names(cls, given: Any) -> Any:
+        """Accepts keys by their former names."""
+        if not isinstance(given, dict):
+            return given
+        for old, new in FORMER_ATTACK_KEYS.items():
+            if given.get(old) is not None:
+                warnings.warn(f"attack.{old} is now called attack.{new}: please rename it", FutureWarning, stacklevel=2)
+                given = {new: given[old], **given}
+        return {key: value for key, value in given.items() if key not in FORMER_ATTACK_KEYS}
 
     @property
     def at(self) -> str:
         """The tap of a reconstruction."""
         return self.tap or "client"
 
-    def given(self) -> dict[str, Any]:
+    def own(self) -> dict[str, Any]:
         """The keys of the attack itself that were set."""
-        bench: tuple[str, ...] = ("name", "tap", "images", "seeds", "round", "rule")
-        if self.name in INFERENCE:  # which count no images, succeed by no rule, and check their tap themselves
-            images = () if self.images != AttackConfig.model_fields["images"].default else ("images",)
-            bench = ("name", "seeds", "round", *images)
-        return {key: value for key, value in self.model_dump().items() if key not in bench and value is not None}
+        return {key: value for key, value in (self.model_extra or {}).items() if value is not None}
+
+    def make(self) -> Attack:
+        """The attack that the section describes, checked; a key that neither it nor the bench reads is refused."""
+        fields, kind = type(self).model_fields, attack_kind(self.name)
+        unread = {key: getattr(self, key) for key in fields if key not in ("name", *kind.bench)}
+        given = {key: value for key, value in unread.items() if value != fields[key].default} | self.own()
+        known = ("name", *kind.bench, *keys(kind))
+        for key, value in given.items():
+            if key not in known:
+                raise ConfigError(f"attack.{key}", value, f"{self.name} has no such key; " + did_you_mean(key, known))
+        return make_attack(self.name, **given)
 
 
 class Config(Section):
@@ -347,8 +336,7 @@ def from_dict(document: dict[str, Any]) -> Config:
         raise ConfigError("speed.chunk", chunk, CHUNK_TAKES)
     if any(not 1 <= width <= 65_536 for width in config.model.hidden):
         raise ConfigError("model.hidden", config.model.hidden, "takes widths of 1 or more, up to 65536: [64, 32], say")
-    check = inference_settings if config.attack.name in INFERENCE else attack_settings
-    check(config.attack.name, **config.attack.given())
+    config.attack.make()
     make_all(config.defense)
     return config
 
@@ -397,13 +385,13 @@ def resolve(config: Config, *, trainable: bool = True) -> Config:
 
 
 def for_attack(config: Config) -> Config:
-    """The config with what an attack takes where nothing is said: cpl's network, weights in ±0.5, one example, one step.
+    """The config with the defaults of a reconstruction: cpl's network, weights in ±0.5, one example, one step.
 
-    A dataset of a single picture is one client's.
+    A dataset of a single picture belongs to one client.
     """
     info = DATASETS[config.data.name]
     model, train, data = config.model, config.train, config.data
-    if data.features != "raw" and config.attack.name not in INFERENCE:
+    if data.features != "raw":
         raise ConfigError("data.features", data.features, "takes raw: the attack would rebuild features, not pictures")
     name = model.name or ("lenet-cpl" if info.kind == "image" else "mlp")
     init = model.init or ("uniform-0.5" if name.startswith("lenet") else "default")

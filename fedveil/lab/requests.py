@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedveil.attacks.catalog import ATTACKS
+from fedveil.attacks.registry import ATTACKS
 from fedveil.config import from_dict, resolve
 from fedveil.core.errors import ConfigError, unknown_name
 from fedveil.core.taps import TAPS

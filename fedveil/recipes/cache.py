@@ -29,8 +29,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.attacks.catalog import inference_settings, settings
-from fedveil.config import AttackConfig, Config, for_attack, load, resolve
+from fedveil.attacks.inference.base import InferenceAttack
+from fedveil.config import Config, for_attack, load, resolve
 from fedveil.core.folders import user_cache
 from fedveil.core.jsontext import to_json
 from fedveil.data.registry import DATASETS
@@ -127,21 +127,53 @@ def document(kind: str, given: tuple[str, ...]) -> Document:
     if kind in RECONSTRUCTIONS:
         made["attack"] = _reconstruction(config)
     elif kind in INFERENCES:
-        made["attack"] = _inference(config.attack)
+        made["attack"] = _inference(config)
     kept = {name: _used(name, section) for name, section in made.items()}
     return _plain({**kept, "defense": [_used(one["name"], one) for one in config.defense]})
 
 
+# Digests of measured cells hold the keys of all attacks of a family, at these values where an attack has no such key.
+RECONSTRUCTION_KEYS: Document = {
+    "init": "patterned-2x2",
+    "distance": "l2",
+    "optimizer": "lbfgs",
+    "lr": 1.0,
+    "iterations": 300,
+    "label": "infer",
+    "alpha": 0.0,
+    "tv": 0.0,
+    "signed": False,
+    "decay": False,
+    "box": False,
+    "restarts": 0,
+    "reading": "simple",
+}
+INFERENCE_KEYS: Document = {
+    "method": "ascent",
+    "iterations": 300,
+    "lr": 0.1,
+    "tv": 0.0,
+    "records": 1000,
+    "shadows": 16,
+}
+FORMER_NAMES = {"adversary": "seat", "property": "trait"}  # by which the digests know these keys
+
+
 def _reconstruction(config: Config) -> Document:
-    attack = config.attack
-    rule = attack.rule or ("ssim" if DATASETS[config.data.name].kind == "image" else "mse")
-    bench = {"tap": attack.at, "images": attack.images, "seeds": attack.seeds, "round": attack.round or 0, "rule": rule}
-    return {**bench, **asdict(settings(attack.name, **attack.given()))}
+    asked = config.attack
+    rule = asked.rule or ("ssim" if DATASETS[config.data.name].kind == "image" else "mse")
+    bench = {"tap": asked.at, "images": asked.images, "seeds": asked.seeds, "round": asked.round or 0, "rule": rule}
+    return {**bench, "name": asked.name, **RECONSTRUCTION_KEYS, **asdict(asked.make())}  # type: ignore[call-overload]
 
 
-def _inference(attack: AttackConfig) -> Document:
-    made = inference_settings(attack.name, **attack.given())
-    return {"seeds": attack.seeds, "round": attack.round, **asdict(made), "tap": made.stands_at}
+def _inference(config: Config) -> Document:
+    asked, attack = config.attack, config.attack.make()
+    assert isinstance(attack, InferenceAttack)
+    own = {FORMER_NAMES.get(key, key): value for key, value in asdict(attack).items()}
+    bench = {"name": asked.name, "seeds": asked.seeds, "round": asked.round}
+    where = attack.position
+    clients = {"tap": where.tap, "attacker": where.attacker, "victim": where.victim}
+    return {**bench, **INFERENCE_KEYS, **own, **clients}
 
 
 def _used(name: str, section: Mapping[str, Any]) -> Document:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedveil.config import Config, for_attack, load
+from fedveil.config import Config, load
 from fedveil.recipes.cell import Job
 from fedveil.recipes.kinds_cpl import attack_steps, compare_attacks
 from fedveil.recipes.kinds_dpfl import attack_layers, noise_time, noised_epoch
@@ -59,24 +59,10 @@ def epsilons(rows: list[Any]) -> dict[str, float | None]:
 
 
 def attack(job: Job) -> Result:
-    """A study of reconstructions: `fedveil attack`."""
-    from fedveil.attacks import study
-    from fedveil.federation import prepare
+    """An attack, a reconstruction or an inference attack: `fedveil attack`."""
+    from fedveil.attacks.orchestrate import attack
 
-    config = for_attack(_config(job))
-    federation = prepare(config, trainable=False)
-    number = config.attack.round or 0
-    state = federation.simulator.start()
-    for done in range(number):
-        state, _ = federation.simulator.round(state, done)
-    return study.run(federation, state, number, config.attack).as_dict()
-
-
-def infer(job: Job) -> Result:
-    """An inference attack: `fedveil attack` with one of these names."""
-    from fedveil.attacks.inference.run import run
-
-    return run(_config(job)).document
+    return attack(_config(job)).as_dict()
 
 
 def account(job: Job) -> Result:
@@ -92,7 +78,7 @@ def account(job: Job) -> Result:
 
 
 def norms(job: Job) -> Result:
-    """Mean L2 norm of example gradients at the first local step of so many clients, round by round (fed-cdp, Fig. 3)."""
+    """Mean L2 norm of example gradients at the first local step of some clients, round by round (fed-cdp, Fig. 3)."""
     from fedveil.federation import prepare
 
     federation = prepare(_config(job))
@@ -111,7 +97,7 @@ def norms(job: Job) -> Result:
 
 
 def dataset(job: Job) -> Result:
-    """What a dataset holds."""
+    """The sizes of a dataset."""
     from fedveil.federation import prepare
 
     federation = prepare(_config(job))
@@ -170,7 +156,7 @@ KINDS: dict[str, Callable[[Job], Result]] = {
     "attack": attack,
     "attack-steps": attack_steps,
     "compare-attacks": compare_attacks,
-    "infer": infer,
+    "infer": attack,
     "ledger": account,
     "norms": norms,
     "dataset": dataset,

@@ -62,7 +62,7 @@ def _inversion(
 ) -> Cell:
     """Client 0 is the attacker, client 1 the victim; each seed is a separate federation."""
     sets = f"data.label_sets=[{list(attacker)}, {list(VICTIM)}]"
-    attack = ("attack.name=inversion", f"attack.seat={adversary}", f"attack.tap={TAPS[adversary]}")
+    attack = ("attack.name=inversion", f"attack.adversary={adversary}", f"attack.tap={TAPS[adversary]}")
     seeds = f"attack.seeds={size.pick(full=5, quick=1)}"
     return Cell(row, column, "infer", (*_federation(size, clients), sets, *defense, *attack, seeds, *more))
 

@@ -95,9 +95,7 @@ def test_real_phases_run_and_are_divided_by_their_counts(monkeypatch):
         return rows[f"roofline/mlp/{row}"]["ours"] * statistics.median(taken[phase]) / per_client
 
     assert clients("round", "round", examples * counts.training_operations(net)) == pytest.approx(3)
-    chunk = clients(
-        "forward", "forward", examples * counts.forward_operations(net)
-    )  # clients per program
+    chunk = clients("forward", "forward", examples * counts.forward_operations(net))  # clients per program
     assert chunk == pytest.approx(round(chunk)) and 1 <= round(chunk) <= 3
     for phase in ("step", "private"):
         assert clients(phase, phase, examples * counts.training_operations(net)) == pytest.approx(chunk)

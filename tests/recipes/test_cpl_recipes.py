@@ -35,7 +35,7 @@ def test_the_paper_s_size():
         for name in ("cifar10", "cifar100", "lfw", "mnist"):
             asked = load(None, list(cells[attack, name].settings)).attack
             assert (asked.name, asked.images, asked.seeds) == (attack, 100, 10)
-            assert asked.iterations == (10_000 if attack == "inverting" else None)
+            assert asked.make().iterations == (10_000 if attack == "inverting" else 300)
     faces = load(None, list(cells["cpl", "lfw"].settings))
     assert faces.data.min_images == 14
     resolved = resolve(for_attack(faces), trainable=False)
@@ -71,7 +71,7 @@ def test_an_update_is_the_sum_of_its_steps_or_their_mean():
     import jax
     import numpy as np
 
-    from fedveil.attacks.observe import of_gradients
+    from fedveil.attacks.observation import of_gradients
     from fedveil.models.catalog import Choices, build
     from fedveil.recipes.kinds_cpl import one_example
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from fedveil.attacks.catalog import ATTACKS
+from fedveil.attacks.reconstruction.cpl import CPL
+from fedveil.attacks.registry import ATTACKS
 from fedveil.config import resolve
 from fedveil.data.registry import DATASETS
 from fedveil.recipes import cache as digest
@@ -119,7 +120,8 @@ def test_a_default_that_changes_gives_another_digest_to_those_who_took_it(monkey
     digest._text.cache_clear()
     assert of() != took and of("train.lr=0.123") == named
     monkeypatch.undo()
-    monkeypatch.setitem(ATTACKS, "cpl", replace(ATTACKS["cpl"], defaults={"iterations": 123}))
+    shorter = dataclass(frozen=True)(type("CPL", (CPL,), {"__annotations__": {"iterations": int}, "iterations": 123}))
+    monkeypatch.setitem(ATTACKS, "cpl", shorter)
     digest._text.cache_clear()
     assert of(kind="attack") != attacked and of("attack.iterations=77", kind="attack") == short
     assert of() == took  # which attacks nothing

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from recipe_checks import config_of
 
-from fedveil.attacks.observe import of_gradients
+from fedveil.attacks.observation import of_gradients
 from fedveil.config import for_attack, load, resolve
 from fedveil.federation import prepare
 from fedveil.models.catalog import Choices, build
@@ -78,7 +78,7 @@ def test_attacks_see_the_gradient_of_one_example():
             assert (made.train.batch, made.train.local_steps, made.train.optimizer) == (1, 1, "sgd")
             assert made.attack.tap == "server" and made.model.init == "uniform-0.5"
             assert made.attack.images <= made.data.clients
-            assert made.attack.label == ("given" if made.attack.name == "inverting" else None)
+            assert made.attack.own().get("label") == ("given" if made.attack.name == "inverting" else None)
 
 
 def test_partly_noised_layers_and_those_left_out_make_up_the_network():

@@ -49,8 +49,8 @@ def test_attacker_and_victim_differ_by_as_many_classes_as_the_column_says():
 def test_adversaries_observe_the_tap_of_their_model():
     for cell in two_dp_fl.fig_3(FULL):
         asked = config_of(cell).attack
-        assert asked.seat == cell.column
-        assert asked.tap == ("server" if asked.seat == "active" else "broadcast")
+        assert asked.make().adversary == cell.column
+        assert asked.tap == ("server" if cell.column == "active" else "broadcast")
 
 
 def test_figures_share_their_cells():
