@@ -15,8 +15,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from fedveil.attacks.catalog import ATTACKS, INITS
-from fedveil.config import NAMES, SECTIONS, Budget, Section
+from fedveil.config import NAMES, SECTIONS, Budget
 from fedveil.core.taps import TAPS
+from fedveil.core.validation import Section
 from fedveil.data.catalog import DATASETS, DatasetInfo
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.split import SPLITS

@@ -24,8 +24,7 @@ from fedveil.data.load import load
 from fedveil.data.partition import Partition, make_partition
 from fedveil.data.split import cut_share
 from fedveil.defenses.base import Defense
-from fedveil.defenses.catalog import make_all
-from fedveil.models.build import Choices, build
+from fedveil.models.build import build
 from fedveil.models.net import Model, Net
 from fedveil.simulation.sampling import BatchSampling, client_weights
 
@@ -110,27 +109,17 @@ def batch_sampling(config: Config, partition: Partition) -> BatchSampling:
 
 def build_model(config: Config, shape: tuple[int, ...], classes: int) -> Model:
     """The network of `[model]`."""
-    chosen = config.model
-    choices = Choices(
-        chosen.activation,
-        chosen.init or "default",
-        chosen.dropout,
-        tuple(chosen.hidden),
-        chosen.pooling,
-        chosen.channels,
-    )
-    return build(chosen.name or "cnn", shape, classes, choices)
+    return build(config.model.name or "cnn", shape, classes, config.model)
 
 
 def checked_defenses(config: Config, setting: Setting) -> tuple[Defense, ...]:
     """The defences, each checked against the setting."""
-    defenses = make_all(config.defense)
-    for defense in defenses:
+    for defense in config.defense:
         defense.check(setting)
         if defense.stateful and setting.sampling == "with-replacement":
             takes = f"{defense.name} remembers each client, so a client cannot take part twice in a round: use fixed"
             raise ConfigError("train.sampling", setting.sampling, takes)
-    return defenses
+    return config.defense
 
 
 def make_setting(config: Config, partition: Partition, law: BatchSampling, model: Model, examples: int) -> Setting:
@@ -215,11 +204,11 @@ def prepare(
     """
     from fedveil.simulation.context import FederationContext
     from fedveil.simulation.server import ServerRule
-    from fedveil.simulation.simulator import Faults, Schedule, Simulator
+    from fedveil.simulation.simulator import Simulator
 
     config = resolve(config, trainable=trainable)
     data = config.data
-    share = max(defense.public_share(data.name) for defense in make_all(config.defense))
+    share = max(defense.public_share(data.name) for defense in config.defense)
     if dataset is None:
         dataset = load_data(config, share)
     elif share and dataset.public is None:
@@ -232,17 +221,14 @@ def prepare(
     context = FederationContext(replace(task, defenses=()), dataset, partition, law, draws)
     task = replace(task, defenses=tuple(defense.prepare(context) for defense in task.defenses))
     train, speed = config.train, config.speed
-    assert train.lr is not None and train.lr_end is not None and train.rounds is not None
     simulator = Simulator(
         task,
         ServerRule(train.server_lr, train.server_momentum, keeps_late=train.late > 0),
         dataset,
         partition,
         law,
-        Schedule(train.lr, train.lr_end, train.rounds),
         seed=train.seed,
         draws=draws,
-        faults=Faults(train.dropout, train.late),
         engine=speed.engine,
         chunk=None if speed.chunk == "auto" else speed.chunk,
     )

@@ -136,7 +136,7 @@ class _Training:
 
     def _record(self, report: RoundReport) -> None:
         """Writes down what a round executed, before its result is used."""
-        task, lr = self.simulator.task, self.simulator.schedule.at(report.round)
+        task, lr = self.simulator.task, self.simulator.task.setting.lr_at(report.round)
         entry = transcript.executed(task.defenses, task.setting, report.round, lr, report.chosen, report.lost)
         if self.run is None:
             self.recorder.append(entry)
@@ -202,7 +202,7 @@ class _Training:
         if scores and rows:
             rows[-1] |= {"accuracy": scores[0], "loss": scores[1]}
         for row in rows:
-            row["lr"] = self.simulator.schedule.at(int(row["round"]))
+            row["lr"] = self.simulator.task.setting.lr_at(int(row["round"]))
             self.history.append(row)
             if self.progress:
                 self.progress(row)

@@ -43,9 +43,10 @@ def test_rounds_of_flower_average_what_its_clients_trained():
     pytest.importorskip("ray", reason="Flower's simulation is not installed (extra [bench])")
     import numpy as np
 
-    from fedveil.models.build import Choices, build
+    from fedveil.models.build import build
+    from fedveil.models.catalog import ModelConfig
 
-    net = build("mlp", (6,), 3, Choices(hidden=(5,)))
+    net = build("mlp", (6,), 3, ModelConfig(hidden=[5]))
     x, y = np.random.default_rng(0).random((8, 6), np.float32), np.arange(8) % 3
     how = {"clip": 0.05, "noise": 0.0, "lr": 0.1}
     start = flower_round._first(net)
@@ -69,10 +70,11 @@ def test_steps_of_pytorch_clip_and_follow_the_gradient():
 
     from fedveil.bench.peers import torch_round
     from fedveil.mechanisms.clip import clip_examples
-    from fedveil.models.build import Choices, build
+    from fedveil.models.build import build
+    from fedveil.models.catalog import ModelConfig
     from fedveil.simulation.client import cross_entropy
 
-    net = build("mlp", (6,), 3, Choices(hidden=(5,)))
+    net = build("mlp", (6,), 3, ModelConfig(hidden=[5]))
     x, y = np.random.default_rng(0).random((4, 6), np.float32), np.arange(4) % 3
     params = net.init(jax.random.key(0))
     loss = lambda p, a, b: cross_entropy(net.apply(p, a[None]), b[None])[0]  # noqa: E731

@@ -59,6 +59,7 @@ class Placed(Simulator):
     forced: sampling.Cohort | None = None
     blank: int | None = None  # the row of a record without gradient; None: blank slots are masked out
     in_microbatches = True
+    faults = (0.0, 0.0)  # every chosen client answers, in its own round
 
     def cohort(self, state: ServerState, number: int) -> sampling.Cohort:
         return super().cohort(state, number) if self.forced is None else self.forced
@@ -119,7 +120,7 @@ class Path:
         sim = self.simulator
         sim.scene = scene
         with jax.enable_x64(self.task.dtype == "float64"):
-            lr = jnp.asarray(sim.schedule.at(number), self.task.dtype)
+            lr = jnp.asarray(sim.task.setting.lr_at(number), self.task.dtype)
             summed, _ = sim._collect_vectorised(self.state(factor), alone(client), number, sim.round_key(number), lr)
             return _leaves(summed.total, float(sim.weights[client]))
 
@@ -181,7 +182,7 @@ class NodePath:
         sim.in_microbatches = True
         with jax.enable_x64(task.dtype == "float64"):
             state = self.path.state(factor)
-            lr = jnp.asarray(sim.schedule.at(number), task.dtype)
+            lr = jnp.asarray(sim.task.setting.lr_at(number), task.dtype)
             moment = RoundContext(self._key(number, client), self._key(number, -1), jnp.int32(number), lr)
             model = state.params  # as sent and as received
             known = jax.tree.map(lambda a: a[client], state.clients)
@@ -259,7 +260,7 @@ def _placed(like: Simulator, task: Task, dataset: Dataset, seed: int) -> Placed:
     """A simulator of the same federation, with batches cut the way the user's are."""
     law = replace(like.law, local_steps=task.setting.local_steps, local_epochs=None)
     draws = keys.Draws(seed)
-    made = Placed(task, _RULE, dataset, like.partition, law, like.schedule, draws=draws, seed=seed, chunk=like.chunk)
+    made = Placed(task, _RULE, dataset, like.partition, law, draws=draws, seed=seed, chunk=like.chunk)
     made.cut = None
     if like.cut is not None:
         largest = int(like.partition.max_length)

@@ -35,7 +35,8 @@ from fedveil.attacks.reconstruction.run import Reconstruction, reconstruct
 from fedveil.attacks.score import ssim
 from fedveil.bench.peers import breaching_attack, torch_attack
 from fedveil.bench.rows import row
-from fedveil.models.build import Choices, build
+from fedveil.models.build import build
+from fedveil.models.catalog import ModelConfig
 from fedveil.models.layers import Array, Params, Shape
 from fedveil.models.net import Net
 from fedveil.simulation.client import cross_entropy
@@ -121,7 +122,7 @@ def _against_breaching(name: str, case: Case, images: int, repeats: int) -> list
 
 
 def victims(case: Case, images: int, draw: Callable[[np.random.Generator, int, Shape], np.ndarray]) -> Work:
-    net = build("lenet-cpl", case.shape, case.classes, Choices(init="uniform-0.5"))
+    net = build("lenet-cpl", case.shape, case.classes, ModelConfig(init="uniform-0.5"))
     params = net.init(jax.random.key(0))
     rng = np.random.default_rng(0)
     x, y = draw(rng, images, case.shape), rng.integers(0, case.classes, images)

@@ -49,7 +49,7 @@ def run_attack(
     state = _state(federation, number, run)
     with show.Counter("attacks") as counter:
         done = study.run(federation, state, number, config.attack, counter)
-    document = {**done.as_dict(), "defense": [d["name"] for d in config.defense], "model": federation.config.model.name}
+    document = {**done.as_dict(), "defense": [d.name for d in config.defense], "model": federation.config.model.name}
     if keeps is not None:
         from fedveil.attacks.gallery import gallery
 
@@ -135,7 +135,7 @@ def _infer(
 
     with show.Counter("rounds") as counter:
         done = infer(config, counter, draws)
-    document = {**done.document, "defense": [d["name"] for d in config.defense], "run": run}
+    document = {**done.document, "defense": [d.name for d in config.defense], "run": run}
     if keeps is not None:
         from fedveil.attacks.results import unscored
 
@@ -229,7 +229,7 @@ def _own_gradients(config: Config, path: Path, pictures: str | None, json: bool)
             "is not read with --gradients, where all that the file holds is attacked and nothing scored: leave it out"
         )
         raise ConfigError(f"attack.{key}", getattr(config.attack, key), takes)
-    names = [d["name"] for d in config.defense]
+    names = [d.name for d in config.defense]
     if names != ["none"]:
         raise ConfigError("defense", names, "the gradients of a file are as they were seen: leave it out")
     if config.attack.label == "given":

@@ -77,7 +77,7 @@ def _studies(given: list[str]) -> dict[str, list[str]]:
     shared = [*base, *(item for item in given if item not in own)]
     if not own:
         return {name: [*shared, *settings] for name, settings in DEFENSES.items()}
-    named = "+".join(d["name"] for d in load(None, own).defense)
+    named = "+".join(d.name for d in load(None, own).defense)
     return {"none": [*shared, *DEFENSES["none"]], **({named: [*shared, *own]} if named != "none" else {})}
 
 
@@ -108,7 +108,7 @@ def _attack(federation: Any, path: Path) -> None:
         except FedveilError as error:
             show.note(f"not attacked at {tap}: {error}")
             continue
-        document = {**done.as_dict(), "defense": [d["name"] for d in config.defense], "model": config.model.name}
+        document = {**done.as_dict(), "defense": [d.name for d in config.defense], "model": config.model.name}
         seen = gallery(done, config.speed.precision, steps=STEPS)
         results.save(path, asked.model_dump(), document, seen)
 
@@ -125,7 +125,7 @@ def _guess(config: Config, path: Path) -> None:
     except FedveilError as error:
         show.note(f"membership not attacked: {error}")
         return
-    document = {**done.document, "defense": [d["name"] for d in config.defense]}
+    document = {**done.document, "defense": [d.name for d in config.defense]}
     results.save(path, asked.model_dump(), document, None, done.curves)
 
 

@@ -102,7 +102,7 @@ def _headline(run: Any) -> dict[str, Any]:
     return {
         "run": str(run.path),
         "label": run.label,
-        "defense": [d["name"] for d in run.config.defense],
+        "defense": [d.name for d in run.config.defense],
         "status": run.status,
         "rounds": run.rounds,
         "accuracy": accuracy,

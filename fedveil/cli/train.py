@@ -97,7 +97,7 @@ def _train(config: Config | None, path: Path | None, json: bool) -> None:
         federation = prepare(own, draws=run.draws(own.train.noise_seed))
     else:
         federation = prepare(config)
-        names = "+".join(d["name"] for d in config.defense)
+        names = "+".join(d.name for d in config.defense)
         run = RunFolder.create(path or default_path(f"{config.data.name}-{names}"))
     try:
         with Bar(federation.rounds) as bar:
@@ -113,7 +113,7 @@ def _train(config: Config | None, path: Path | None, json: bool) -> None:
     described = [
         ("dataset", f"{settled.data.name}, {settled.data.partition}, {settled.data.clients} clients"),
         ("model", f"{settled.model.name}, {settled.train.optimizer}, learning rate {settled.train.lr}"),
-        ("defence", ", ".join(d["name"] for d in settled.defense)),
+        ("defence", ", ".join(d.name for d in settled.defense)),
         (f"accuracy ({result.split})", result.accuracy),
         ("loss", result.loss),
         ("rounds", f"{result.rounds} with {settled.train.per_round} clients each"),

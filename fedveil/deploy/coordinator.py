@@ -28,7 +28,6 @@ from fedveil.core.errors import ConfigError, FedveilError, RunError
 from fedveil.core.jsontext import to_json
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
-from fedveil.defenses.catalog import make_all
 from fedveil.deploy.messages import Answer, Exchange, Introduction, Parts, Request
 from fedveil.deploy.wire import BadMessage, pack, unpack
 from fedveil.federation import Federation, load_data, prepare
@@ -75,7 +74,7 @@ def check_deployable(config: Config, *, test: bool = False) -> None:
             "unmasks a single one (docs/deployment.md): use a defence that protects each update by itself"
         )
         raise ConfigError("train.secure_aggregation", True, takes)
-    for defense in make_all(config.defense):
+    for defense in config.defense:
         refusal = defense.refuses_deployment()
         if refusal is not None:
             raise ConfigError(f"defense.{refusal.key}", refusal.value, refusal.takes)
@@ -262,7 +261,7 @@ class _Run:
     def _executed(self, number: int) -> Executed:
         """The next attempt at a round, as it will be asked for. Every attempt has fresh noise, and counts."""
         task, attempt = self.simulator.task, sum(1 for asked, _ in self.recorder.rounds if asked == number)
-        lr, asked = self.simulator.schedule.at(number), task.setting.per_round
+        lr, asked = task.setting.lr_at(number), task.setting.per_round
         return transcript.executed(task.defenses, task.setting, number, lr, asked, 0, attempt)
 
     def _affordable(self, number: int) -> bool:
@@ -283,7 +282,7 @@ class _Run:
     def _round(self, state: ServerState, number: int) -> tuple[ServerState, Row]:
         simulator, began = self.simulator, time.monotonic()
         cohort = simulator.cohort(state, number)
-        lr = jnp.asarray(simulator.schedule.at(number), simulator.task.dtype)
+        lr = jnp.asarray(simulator.task.setting.lr_at(number), simulator.task.dtype)
         round_key = simulator.round_key(number) if self.terms.test else secure.fresh_key()
         asked = self._requests(state, number, cohort, round_key, lr)
         self.record.asked += 1
@@ -447,7 +446,7 @@ def _assemble(config: Config, members: Members, draws: keys.Draws) -> tuple[Fede
 
 def _own_data(config: Config, members: Members) -> Dataset | None:
     """What the server itself holds of the dataset: the held-out part, and a public set where a defence uses one."""
-    share = max(defense.public_share(config.data.name) for defense in make_all(config.defense))
+    share = max(defense.public_share(config.data.name) for defense in config.defense)
     try:
         found = load_data(config, share)
     except FedveilError:

@@ -34,7 +34,6 @@ from fedveil.data.dataset import Dataset, Part, check_arrays
 from fedveil.data.partition import Partition
 from fedveil.data.pixels import scale_of
 from fedveil.defenses.base import Defense
-from fedveil.defenses.catalog import make_all
 from fedveil.deploy import limits as limiting
 from fedveil.deploy.account import ADJACENT, Entry, NodeLedger, Use, now
 from fedveil.deploy.limits import Node, Refused
@@ -168,7 +167,7 @@ class _Round:
             max_weight=request.max_weight,
             min_weight=request.min_weight,
         )
-        defenses = make_all(config.defense)
+        defenses = config.defense
         for defense in defenses:
             defense.check(setting)
         task = Task(model, setting, train.optimizer, defenses, scale_of(self.data.x), config.speed.precision)

@@ -14,7 +14,6 @@ from fedveil.config import from_dict, resolve
 from fedveil.core.errors import ConfigError, unknown_name
 from fedveil.core.validation import one_line
 from fedveil.data.catalog import DATASETS
-from fedveil.defenses.catalog import make_all
 from fedveil.models.catalog import MODELS
 
 Document = dict[str, Any]
@@ -178,5 +177,4 @@ def check(document: Document) -> Document:
     """The document itself, once the config's own checks have passed."""
     config = from_dict(document)
     resolve(config, trainable=False)
-    make_all(config.defense)
     return document

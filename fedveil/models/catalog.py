@@ -1,12 +1,32 @@
-"""The table of built-in models: names, summaries, keys. Cheap to import; `build.py` makes the networks."""
+"""The built-in models: the section `[model]`, and a table of names, summaries and keys. `build.py` makes the networks.
+
+Cheap to import: no JAX.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pydantic import Field
+
+from fedveil.core.validation import Section
+
 ACTIVATION_NAMES = ("relu", "sigmoid", "tanh", "leaky-relu")
 INITS = ("default", "uniform-0.5")
 POOLINGS = ("none", "max", "mean")
+
+
+class ModelConfig(Section):
+    """`[model]`: the network."""
+
+    name: str | None = Field(None, description="network (cnn for images, mlp for attributes)")
+    activation: str | None = Field(None, description="relu, sigmoid, tanh or leaky-relu (by model)")
+    init: str | None = Field(None, description="default (Glorot) or uniform-0.5 (default; fedveil attack: see there)")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of features dropped in training")
+    hidden: list[int] = Field([64, 32], min_length=1, max_length=8, description="widths of the MLP's hidden layers")
+    pooling: str | None = Field(None, description="none, max or mean (by model)")
+    channels: int | None = Field(None, ge=1, le=4096, description="channels of the LeNets (12; 256 from 64 px on)")
+
 
 _COMMON = ("activation", "init", "dropout")
 

@@ -26,6 +26,7 @@ from typing import Any
 from fedveil.attacks.catalog import inference_settings, settings
 from fedveil.config import AttackConfig, Config, for_attack, load, resolve
 from fedveil.data.catalog import DATASETS
+from fedveil.defenses.catalog import resolved
 
 Document = dict[str, Any]
 
@@ -62,7 +63,7 @@ def document(kind: str, given: tuple[str, ...]) -> Document:
     elif kind in INFERENCES:
         made["attack"] = _inference(config.attack)
     kept = {name: _used(name, section) for name, section in made.items()}
-    return _plain({**kept, "defense": [_used(one["name"], one) for one in config.defense]})
+    return _plain({**kept, "defense": [_used(one["name"], one) for one in map(resolved, config.defense)]})
 
 
 def _reconstruction(config: Config) -> Document:

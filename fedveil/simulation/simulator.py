@@ -25,7 +25,6 @@ from fedveil import compiler, kept
 from fedveil.core import keys
 from fedveil.core.errors import RunError
 from fedveil.core.hardware import cores
-from fedveil.core.setting import learning_rate
 from fedveil.core.taps import TAPS
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
@@ -38,26 +37,6 @@ from fedveil.simulation.client import RoundContext, Task
 from fedveil.simulation.server import Answers, ServerRule, ServerState, Sum
 
 Tree = Any
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Learning rate by round: linear from `lr` in the first round to `lr_end` in the last."""
-
-    lr: float
-    lr_end: float
-    rounds: int
-
-    def at(self, round_: int) -> float:
-        return float(learning_rate(self.lr, self.lr_end, self.rounds, round_))
-
-
-@dataclass(frozen=True)
-class Faults:
-    """Shares of the chosen clients that never answer, or answer one round late."""
-
-    dropout: float = 0.0
-    late: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -143,16 +122,14 @@ class Simulator:
         dataset: Dataset,
         partition: Partition,
         law: sampling.BatchSampling,
-        schedule: Schedule,
         *,
         seed: int,
         draws: keys.Draws,
-        faults: Faults | None = None,
         engine: str = "vectorised",
         chunk: int | None = None,
     ):
-        self.task, self.rule, self.partition, self.law, self.schedule = task, rule, partition, law, schedule
-        self.dataset, self.faults, self.engine = dataset, faults or Faults(), engine
+        self.task, self.rule, self.partition, self.law = task, rule, partition, law
+        self.dataset, self.engine = dataset, engine
         self.seed, self.draws, self._root = seed, draws, draws.root()
         self.chunk = min(chunk or auto_chunk(task, dataset), max(1, task.setting.per_round))
         self.weights = sampling.client_weights(task.setting.weights, partition)
@@ -214,7 +191,7 @@ class Simulator:
     def round(self, state: ServerState, number: int) -> tuple[ServerState, RoundReport]:
         """One round. `number` is `state.round` as a plain number, so that nothing waits for the device."""
         cohort = self.cohort(state, number)
-        round_key, lr = self.round_key(number), jnp.asarray(self.schedule.at(number), self.task.dtype)
+        round_key, lr = self.round_key(number), jnp.asarray(self.task.setting.lr_at(number), self.task.dtype)
         collect = self._collect_vectorised if self.engine == "vectorised" else self._collect_reference
         summed, clients = collect(state, cohort, number, round_key, lr)
         # The state is donated to the step, so the report keeps the counters alone.
@@ -229,10 +206,13 @@ class Simulator:
         if chooser is not None:
             losses = np.asarray(state.clients["loss"]) if chooser.reads_losses else None
             chosen = chooser.select(self.draws.host("cohort", number), number, self.task.setting, losses)
-        cohort = sampling.draw_cohort(
-            self.draws, number, self.task.setting, self.faults.dropout, self.faults.late, chosen=chosen
-        )
+        cohort = sampling.draw_cohort(self.draws, number, self.task.setting, *self.faults, chosen=chosen)
         return cohort if self.present is None else sampling.answering(cohort, self.present)
+
+    @property
+    def faults(self) -> tuple[float, float]:
+        """The shares of chosen clients that never answer, and that answer one round late."""
+        return self.task.setting.dropout, self.task.setting.late
 
     def round_key(self, number: int) -> Array:
         return keys.round_key(self._root, number)
@@ -361,7 +341,7 @@ class Simulator:
         a smaller batch that nobody fills hold a gradient of zero, or of noise alone.
         """
         self._check_watch(taps, clients)
-        lr = jnp.asarray(self.schedule.at(number), self.task.dtype)
+        lr = jnp.asarray(self.task.setting.lr_at(number), self.task.dtype)
         round_key = self.round_key(number)
         found: dict[str, Tree] = {}
         inside = taps - {"release"}

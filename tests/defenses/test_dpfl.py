@@ -24,7 +24,8 @@ from fedveil.core.stage import StageContext
 from fedveil.data.dataset import Dataset, Part
 from fedveil.defenses import importance
 from fedveil.defenses.dpfl import DPFL, choose
-from fedveil.models.build import Choices, build
+from fedveil.models.build import build
+from fedveil.models.catalog import ModelConfig
 from fedveil.models.layers import Activation, Context, Conv, Dense, Flatten, GroupNorm
 from fedveil.models.net import Net
 from fedveil.runs import RunFolder
@@ -80,7 +81,7 @@ def params_after(defense, rounds=2, **changes):
 
 
 def test_pogz_by_hand_and_without_padding():
-    model = build("mlp", (5,), 3, Choices(hidden=(4,), init="uniform-0.5"))
+    model = build("mlp", (5,), 3, ModelConfig(hidden=[4], init="uniform-0.5"))
     params = model.init(jax.random.key(0))
     params["dense"]["b"] = jnp.full(3, -50.0)  # nothing is above zero there
     x = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)

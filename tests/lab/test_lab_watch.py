@@ -11,7 +11,8 @@ from fedveil.attacks.catalog import settings
 from fedveil.attacks.observe import of_gradients
 from fedveil.attacks.reconstruction.run import reconstruct
 from fedveil.attacks.reconstruction.scheduler import Sight
-from fedveil.models.build import Choices, build
+from fedveil.models.build import build
+from fedveil.models.catalog import ModelConfig
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +21,7 @@ def test_a_watched_attack_is_the_same_attack() -> None:
     import jax
     import jax.numpy as jnp
 
-    model = build("logistic", (6,), 3, Choices())
+    model = build("logistic", (6,), 3, ModelConfig())
     params = model.init(jax.random.key(0))
     x = jax.random.uniform(jax.random.key(1), (2, 6))
 

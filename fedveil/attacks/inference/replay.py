@@ -43,7 +43,7 @@ def rules_of(federation: Federation) -> Rules:
     simulator = federation.simulator
     quiet = tuple(quiet for d in simulator.task.defenses if (quiet := d.silenced()) is not None)
     task = replace(simulator.task, defenses=quiet, scale=1.0)
-    return Rules(task, simulator.law, tuple(simulator.schedule.at(n) for n in range(federation.rounds)))
+    return Rules(task, simulator.law, tuple(task.setting.lr_at(n) for n in range(federation.rounds)))
 
 
 def flat(tree: Params) -> np.ndarray:

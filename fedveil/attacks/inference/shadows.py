@@ -190,14 +190,13 @@ class Fleet:
 
     def _moment(self, roots: Array, number: int) -> tuple[Array, Array, np.int32]:
         """The round's key in each federation, its learning rate and its number."""
-        lr = jnp.asarray(self.simulator.schedule.at(number), self.task.dtype)
+        lr = jnp.asarray(self.task.setting.lr_at(number), self.task.dtype)
         return self._round_keys(roots, np.int32(number)), lr, np.int32(number)
 
     # --- who takes part, and with which records
 
     def _cohort(self, f: int, number: int) -> sampling.Cohort:
-        faults = self.simulator.faults
-        return sampling.draw_cohort(self.draws[f], number, self.task.setting, faults.dropout, faults.late)
+        return sampling.draw_cohort(self.draws[f], number, self.task.setting, *self.simulator.faults)
 
     def _when(self, sight: Sight) -> np.ndarray:
         """[federations]: the round in which each is looked at; a model that goes out, after the last one."""
