@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fedveil.accounting.registry import register_accountant
+    from fedveil.accounting.accountants import register_accountant
     from fedveil.api import federation, train
     from fedveil.data.arrays import from_arrays
     from fedveil.data.load import load as load_dataset
@@ -40,7 +40,7 @@ _WHERE = {
     "federation": ("fedveil.api", "federation"),
     "from_arrays": ("fedveil.data.arrays", "from_arrays"),
     "load_dataset": ("fedveil.data.load", "load"),
-    "register_accountant": ("fedveil.accounting.registry", "register_accountant"),
+    "register_accountant": ("fedveil.accounting.accountants", "register_accountant"),
     "register_defense": ("fedveil.defenses.catalog", "register_defense"),
     "from_functions": ("fedveil.models.adapters", "from_functions"),
     "from_flax": ("fedveil.models.adapters", "from_flax"),

@@ -14,8 +14,7 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-from fedveil.core.folders import user_cache
-from fedveil.core.hardware import processor
+from fedveil.core.system import processor, user_cache
 
 SETTING = "FEDVEIL_COMPILED"
 MOST = 512 * 2**20  # bytes; beyond it the oldest programs go

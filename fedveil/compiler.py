@@ -7,7 +7,7 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 
-from fedveil.core.hardware import processor
+from fedveil.core.system import processor
 
 Options = dict[str, str | bool]
 

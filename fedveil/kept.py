@@ -28,7 +28,7 @@ from types import FunctionType
 from typing import Any
 
 from fedveil.compiled import machine, make_room
-from fedveil.core.hardware import cores
+from fedveil.core.system import cores
 
 MOST = 512 * 2**20  # bytes, and
 MOST_FILES = 800  # names, about two for each program; beyond them the programs that were not used for longest go

@@ -12,7 +12,7 @@ import pytest
 
 import fedveil
 from fedveil.accounting import ledger
-from fedveil.accounting.registry import _MADE, accountant_named
+from fedveil.accounting.accountants import ACCOUNTANTS, accountant_named
 from fedveil.config import from_dict
 from fedveil.core.errors import ConfigError
 from fedveil.defenses import catalog
@@ -25,8 +25,7 @@ from typing import ClassVar
 import fedveil
 from fedveil.core.stage import Effect
 from fedveil.defenses.base import Defense
-from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed
-from fedveil.mechanisms.schedule import Schedule
+from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed, Schedule
 
 
 @fedveil.register_defense
@@ -51,7 +50,7 @@ class Loud(Defense):
         return Mechanism(Clip(Schedule(self.clip)), Schedule(self.noise))
 
     def mechanisms(self, setting):
-        return [Placed(self.mechanism(setting), "client", "client", "round", "update", "update", adds_up=True)]
+        return [Placed(self.mechanism(setting), "client", "client", "round", "update", "update", client_noise_sums=True)]
 
     def update(self, update, at):
         return self.mechanism(at.setting).apply(update, at)
@@ -99,7 +98,7 @@ def plugins(tmp_path: Path) -> Any:
     load(tmp_path, "loud_defense", DEFENSE)
     load(tmp_path, "doubled_accountant", ACCOUNTANT)
     yield
-    del catalog.DEFENSES["loud"], _MADE["doubled"]
+    del catalog.DEFENSES["loud"], ACCOUNTANTS["doubled"]
 
 
 def test_both_are_used_like_those_of_the_package(plugins: None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedveil.accounting import ledger, seeded, transcript
+from fedveil.accounting import ledger, transcript
 from fedveil.core.errors import ConfigError
 from fedveil.core.setting import Setting
 from fedveil.defenses.base import Defense, Dial
@@ -29,13 +29,13 @@ class Goal:
 
     def row(self, defenses: Sequence[Defense], setting: Setting, rounds: int) -> ledger.Row:
         """The certificate of the plan: what is searched for does not depend on whether draws follow a seed."""
-        planned = transcript.planned(defenses, seeded.as_planned(setting), rounds)
+        planned = transcript.planned(defenses, ledger.as_planned(setting), rounds)
         return ledger.certified(planned, self.tap, self.unit, self.delta, self.adjacency)
 
     def result(self, defenses: Sequence[Defense], setting: Setting, rounds: int) -> ledger.Row:
         """The row of what was found; not certified where draws follow a seed."""
         row = self.row(defenses, setting, rounds)
-        return row if setting.secret_draws else seeded.uncertified([row])[0]
+        return row if setting.secret_draws else ledger.uncertified([row])[0]
 
     @property
     def seat(self) -> str:

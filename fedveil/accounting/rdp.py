@@ -1,4 +1,4 @@
-"""The `rdp` accountant: Rényi divergences of rounds at a list of orders, and what follows from them.
+"""Rényi divergences of rounds at a list of orders, and the ε that follows from them.
 
 `dp_accounting` gives the divergences of sampled Gaussians and the conversion to ε; mixtures over visible coins are ours.
 Divergences are read from `RdpAccountant.rdp`, which is public.
@@ -16,26 +16,17 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedveil.accounting.composition import Round, Rounds, binomial
-from fedveil.accounting.losses import Array
+from fedveil.accounting.accountants import Round, Rounds, binomial
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent, NeighboringRelation
 
+Array = NDArray[np.floating]
 Orders = tuple[float, ...]
 
 ORDERS: Orders = (1.25, 1.5, 2, 2.5, *range(3, 32), *range(32, 65, 8), 80, 96, 128, 192, 256, 512)
-
-
-class RDP:
-    """ε from Rényi divergences: looser than `pld`, and defined wherever there is noise."""
-
-    name = "rdp"
-    certifies = True
-
-    def epsilon(self, rounds: Rounds, delta: float) -> float | None:
-        return epsilon(rounds, delta)
 
 
 def epsilon(rounds: Rounds, delta: float) -> float | None:

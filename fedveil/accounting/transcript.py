@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
-from fedveil.accounting import company
+from fedveil.accounting import accounts
 from fedveil.core.errors import RunError
 from fedveil.core.events import Claim, Release
-from fedveil.core.jsontext import to_json
 from fedveil.core.setting import Setting
+from fedveil.core.system import to_json
 from fedveil.defenses.base import Defense
 
 FILE = "transcript.jsonl"
@@ -93,7 +93,7 @@ class Transcript:
 def start(defenses: Sequence[Defense], setting: Setting, draws: str = "") -> Transcript:
     """The transcript of a run before its first round; `draws` names the source of its draws."""
     claims = tuple(claim for defense in defenses for claim in defense.claims(setting))
-    return Transcript(setting, company.declared(defenses, setting), claims, delta_of(defenses), draws=draws)
+    return Transcript(setting, accounts.declared(defenses, setting), claims, delta_of(defenses), draws=draws)
 
 
 def planned(defenses: Sequence[Defense], setting: Setting, rounds: int) -> Transcript:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedveil.accounting import accountants, ledger, transcript
 from fedveil.accounting.accountants import Round
-from fedveil.accounting.seeded import as_planned
+from fedveil.accounting.ledger import as_planned
 from fedveil.core.events import Release
 from fedveil.core.setting import Setting
 from fedveil.core.taps import CHAIN

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from fedveil.accounting.accountants import accountant_names
-from fedveil.accounting.accounts import ACCOUNTANTS
+from fedveil.accounting.accountants import ACCOUNTANTS
+from fedveil.accounting.accounts import CERTIFYING
 from fedveil.accounting.ledger import Row
 from fedveil.accounting.published import RULES
 from fedveil.accounting.transcript import Transcript
@@ -29,12 +29,12 @@ def run_ledger(
 ) -> None:
     """Rows for a config, or for the rounds that a run has behind it."""
     _check_delta(delta)
-    if accountant is not None and accountant not in accountant_names():
-        raise unknown_name("--accountant", accountant, accountant_names())
+    if accountant is not None and accountant not in ACCOUNTANTS:
+        raise unknown_name("--accountant", accountant, ACCOUNTANTS)
     asked = _rounds(rounds)
     from fedveil.accounting import ledger
 
-    chosen = (accountant,) if accountant else ("paper", *ACCOUNTANTS)
+    chosen = (accountant,) if accountant else ("paper", *CERTIFYING)
     made = _transcripts(file, settings, asked)
     found = [(one, ledger.rows(one, delta, accountants=chosen)) for one in made]
     if json:

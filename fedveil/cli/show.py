@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from fedveil.core.jsontext import to_json
+from fedveil.core.system import to_json
 
 
 def print_json(value: object) -> None:

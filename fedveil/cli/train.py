@@ -18,8 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedveil.accounting.ledger import Row
-from fedveil.accounting.seeded import REASON
+from fedveil.accounting.ledger import SEEDED, Row
 from fedveil.cli import show
 from fedveil.config import Config, load
 from fedveil.core.errors import ConfigError, Interrupted
@@ -137,6 +136,6 @@ def _privacy(rows: list[Row]) -> str:
     closed = {row.tap for row in rows if row.certified}
     still_open = [tap for tap in ACCOUNTED_TAPS if tap not in closed]
     if not closed:
-        seeded = any(REASON in row.reason for row in rows)
-        return "nothing is certified at any tap" + (f": {REASON.partition(': ')[2]}" if seeded else "")
+        seeded = any(SEEDED in row.reason for row in rows)
+        return "nothing is certified at any tap" + (f": {SEEDED.partition(': ')[2]}" if seeded else "")
     return "; ".join(lines) + (f"; nothing certified at: {', '.join(still_open)}" if still_open else "")

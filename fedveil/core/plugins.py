@@ -58,9 +58,12 @@ class Registry(MutableMapping[str, Item], Generic[Item]):
                 print(f"fedveil: plug-in '{entry.name}' of {self.group} is left out ({reason})", file=sys.stderr)
 
     def _load(self, entry: EntryPoint) -> None:
-        """Registers an entry point's object; a module registers what it holds when it is imported."""
-        before = set(self._items)
+        """Registers an entry point's object. A module registers what it holds when it is imported."""
         found = entry.load()
-        if isinstance(found, ModuleType) or any(self._items[name] is found for name in set(self._items) - before):
+        if isinstance(found, ModuleType):
             return
-        self._register(found)
+        known = self._items.get(getattr(found, "name", entry.name))
+        if known is None:
+            self._register(found)
+        elif known is not found and type(known) is not found:
+            raise ValueError(f"the name {getattr(found, 'name', entry.name)!r} is taken")

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedveil.core.errors import DataError, unknown_name
-from fedveil.core.folders import user_cache
+from fedveil.core.system import user_cache
 from fedveil.data.catalog import DATASETS, DatasetInfo, FileInfo
 
 Log = Callable[[str], None]

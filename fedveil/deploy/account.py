@@ -26,7 +26,7 @@ from fedveil.accounting.accountants import Round
 from fedveil.accounting.accounts import realised_epsilon
 from fedveil.accounting.filters import RenyiFilter
 from fedveil.core.errors import RunError
-from fedveil.core.jsontext import to_json
+from fedveil.core.system import to_json
 from fedveil.core.taps import NODE_UNITS
 from fedveil.deploy.limits import Limits, Refused
 

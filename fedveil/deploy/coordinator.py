@@ -25,7 +25,7 @@ from fedveil.accounting.transcript import Executed
 from fedveil.config import Config, resolve, to_toml
 from fedveil.core import keys
 from fedveil.core.errors import ConfigError, FedveilError, RunError
-from fedveil.core.jsontext import to_json
+from fedveil.core.system import to_json
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
 from fedveil.deploy.messages import Answer, Exchange, Introduction, Parts, Request

@@ -21,13 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil.accounting import company, transcript
+from fedveil.accounting import accounts, transcript
 from fedveil.accounting.accountants import Round
 from fedveil.accounting.accounts import realised
 from fedveil.config import Config, from_dict, resolve
 from fedveil.core import keys
 from fedveil.core.errors import ConfigError, DataError
-from fedveil.core.jsontext import to_json
+from fedveil.core.system import to_json
 from fedveil.core.taps import NODE_UNITS
 from fedveil.data.arrays import read_arrays
 from fedveil.data.dataset import Dataset, Part, check_arrays
@@ -196,7 +196,7 @@ class _Round:
         task, number = planned.task, self.request.round
         if _tells_loss(task):
             return None, "its loss is told to the server without noise"
-        releases = company.declared(task.defenses, task.setting)
+        releases = accounts.declared(task.defenses, task.setting)
         ran = transcript.executed(task.defenses, task.setting, number, planned.lr(number), 1, 0)
         return realised(releases, ran.multipliers, task.setting, unit, adjacency)
 

@@ -84,7 +84,7 @@ def points() -> tuple[dict[str, Any], ...]:
 
 
 def main() -> None:
-    from fedveil.core.jsontext import to_json
+    from fedveil.core.system import to_json
 
     entries = []
     for ask in wanted():

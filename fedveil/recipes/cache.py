@@ -11,8 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fedveil.core.folders import user_cache
-from fedveil.core.jsontext import to_json
+from fedveil.core.system import to_json, user_cache
 from fedveil.recipes.cell import Job
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from fedveil import compiler, kept
 from fedveil.core import keys
 from fedveil.core.errors import RunError
-from fedveil.core.hardware import cores
+from fedveil.core.system import cores
 from fedveil.core.taps import TAPS
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition

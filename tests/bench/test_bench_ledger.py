@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from fedveil.accounting import accountants, published
+from fedveil.accounting import accountants, pld, published
 from fedveil.bench import ledger as bench
 
 
@@ -40,7 +40,7 @@ def test_sides_that_differ_are_not_compared():
     assert rows[0]["low"] <= rows[0]["ratio"] <= rows[0]["high"] < 1 and rows[0]["theirs"] >= 0.002
 
 
-@pytest.mark.parametrize("cached", [accountants.epsilon, published.moments_pld, accountants.two_mixtures])
+@pytest.mark.parametrize("cached", [accountants.epsilon, published.moments_pld, pld.two_mixtures])
 def test_nothing_is_remembered_between_turns(cached):
     published.moments_pld(6.0, 0.01, 3, 1e-5)
     accountants.epsilon(((accountants.Round(((1.0, 6.0),)), 3),), 1e-5, "pld")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, signal, special, stats
 
-from fedveil.accounting import accountants, pld, published, rdp, registry
+from fedveil.accounting import accountants, pld, published, rdp
 from fedveil.accounting.accountants import Round
 from fedveil.core.errors import ConfigError
 
@@ -91,7 +91,7 @@ def test_large_accounts_of_the_gaussian_are_exact(z, times):
 def test_little_noise_used_rarely_does_not_make_the_grid_too_long(z, rate):
     rounds = gaussian(z, 1, rate, 10)
     deviation, steps, furthest = pld.spread(rounds)
-    assert furthest / accountants.grid_for(deviation, steps, furthest, DELTA) <= math.sqrt(2) * accountants.LONGEST
+    assert furthest / pld.grid_for(deviation, steps, furthest, DELTA) <= math.sqrt(2) * pld.LONGEST
     assert 0 <= accountants.epsilon(rounds, DELTA, "pld") < math.inf
 
 
@@ -291,13 +291,13 @@ class Counting:
 def counting():
     accountants.register_accountant(Counting())
     yield
-    del registry._MADE["counting"]
+    del accountants.ACCOUNTANTS["counting"]
     accountants.epsilon.cache_clear()
 
 
 def test_an_accountant_from_outside_is_asked_by_name(counting):
     assert accountants.epsilon(gaussian(6.0, 1, 1.0, 17), DELTA, "counting") == 17.0
-    assert {"pld", "rdp", "paper", "counting"} <= set(accountants.accountant_names())
+    assert {"pld", "rdp", "paper", "counting"} <= set(accountants.ACCOUNTANTS)
     with pytest.raises(ConfigError, match="registered already"):
         accountants.register_accountant(Counting())
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import fedveil
-from fedveil.accounting import company, ledger, transcript
+from fedveil.accounting import accounts, ledger, transcript
 from fedveil.config import from_dict
 from fedveil.core.errors import RunError
 from fedveil.core.setting import Setting
@@ -341,7 +341,7 @@ def test_company_is_decided_by_types_not_by_names() -> None:
     setting = replace(SETTING, aggregation="fedsgd")
     theirs = epsilon([Mine()], "client", "client", setting)
     assert theirs == epsilon([FedSDP(placement="client", noise=3.0)], "client", "client", setting)
-    assert not company.declared([Mine(), Silent("upload")], setting)[0].certifiable
+    assert not accounts.declared([Mine(), Silent("upload")], setting)[0].certifiable
 
 
 # --- curves

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.accounting import ledger, transcript
-from fedveil.accounting.seeded import as_planned
+from fedveil.accounting.ledger import as_planned
 from fedveil.attacks.adversaries import Inference
 from fedveil.attacks.catalog import inference_settings
 from fedveil.attacks.inference.inversion import Case, controls, gather, judge

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import log_expit
 
 from fedveil.accounting import ledger, transcript
-from fedveil.accounting.seeded import as_planned
+from fedveil.accounting.ledger import as_planned
 from fedveil.attacks.adversaries import Inference
 from fedveil.attacks.inference import roc, shadows, watch
 from fedveil.attacks.inference.evidence import FEWEST, SCORES, Evidence

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from fedveil.accounting import ledger, transcript
-from fedveil.accounting.seeded import as_planned
+from fedveil.accounting.ledger import as_planned
 from fedveil.attacks.adversaries import Inference
 from fedveil.attacks.inference import replay, roc, several, shares, watch
 from fedveil.attacks.inference.membership import Certificate, judge

@@ -31,7 +31,7 @@ from fedveil.attacks.optim.first_order import FirstOrder
 from fedveil.attacks.optim.lbfgs import INNER, LBFGS, PAIRS
 from fedveil.attacks.optim.slots import RUNNING, Optimizer, Seen, Slots, StopRules, begin, play, stop_rules
 from fedveil.attacks.reconstruction.objective import Job, Problem, evaluate
-from fedveil.core.hardware import cores
+from fedveil.core.system import cores
 from fedveil.models import flops
 from fedveil.models.layers import Params
 from fedveil.models.net import Net

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.core.hardware import cores
+from fedveil.core.system import cores
 from fedveil.models.net import Net
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
