@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -245,7 +246,26 @@ SECTIONS: dict[str, type[Section]] = {
 }
 
 
+# Nested dicts as in a config file, a `Config`, the path of a TOML file, or a list of `section.key=value`.
+Settings = Mapping[str, Any] | Config | str | Path | list[str] | None
+# A defence or several in order: each an object, or its table of keys.
+Defenses = Defense | Mapping[str, Any] | Sequence[Defense | Mapping[str, Any]]
+
+
 # --- reading -----------------------------------------------------------------------------------------------------
+
+
+def from_settings(settings: Settings = None, defense: Defenses | None = None) -> Config:
+    """The config that a caller's settings describe; `defense` takes the place of theirs."""
+    if isinstance(settings, Config):
+        return settings if defense is None else settings.model_copy(update={"defense": make_all(defense)})
+    if isinstance(settings, str | Path):
+        document = read(settings)
+    elif isinstance(settings, list):
+        document = read(None, settings)
+    else:
+        document = dict(settings or {})
+    return from_dict(document if defense is None else {**document, "defense": defense})
 
 
 def load(path: str | Path | None = None, settings: list[str] | None = None) -> Config:

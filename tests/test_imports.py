@@ -27,7 +27,6 @@ LAYERS = (
     ("federation",),
     ("run_account",),
     ("training",),
-    ("api",),
     ("attacks",),
     ("report",),
     ("audit", "deploy"),

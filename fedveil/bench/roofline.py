@@ -29,10 +29,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil import api
 from fedveil.bench import round as rounds
 from fedveil.bench.rows import row
 from fedveil.core import keys
+from fedveil.federation import federation
 from fedveil.models import flops
 from fedveil.models.layers import Array
 from fedveil.models.net import Net
@@ -135,7 +135,7 @@ def phases(case: rounds.Case, size: Size) -> dict[str, Phase]:
     data = rounds.random_data(case, size.clients)
     whole = rounds.rounds(case, data, size.clients, size.steps, rounds.PRIVATE, "shuffle")
     settings = rounds.settings_of(case, size.clients, size.steps, rounds.PRIVATE, "shuffle")
-    simulator = api.federation(settings, data=data).simulator
+    simulator = federation(settings, data=data).simulator
     task, count = simulator.task, simulator.chunk * size.steps
     net = task.model
     assert isinstance(net, Net)

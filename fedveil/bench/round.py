@@ -27,12 +27,12 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from fedveil import api
 from fedveil.bench.peers import flower_round, opacus, torch_round
 from fedveil.bench.peers.torch_nets import sequential
 from fedveil.bench.rows import row
 from fedveil.data.arrays import from_arrays
 from fedveil.data.dataset import Dataset
+from fedveil.federation import federation
 from fedveil.models.build import build
 
 PRIVATE = {"name": "fed-cdp"}
@@ -199,7 +199,7 @@ def rounds(
 
 def play_rounds(settings: dict[str, object], data: Dataset) -> Callable[[int], float]:
     """The same for any config."""
-    simulator = api.federation(settings, data=data).simulator
+    simulator = federation(settings, data=data).simulator
     state = simulator.start()
 
     def play(number: int) -> float:

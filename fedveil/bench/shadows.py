@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from fedveil import api
 from fedveil.attacks.inference.shadows import Fleet
 from fedveil.bench.rows import row
 from fedveil.core.keys import Draws
 from fedveil.data.arrays import from_arrays
-from fedveil.federation import Federation
+from fedveil.federation import Federation, federation
 
 MODELS = ("logistic", "mlp")
 CLIENTS, SIZE, BATCH, EPOCHS = 10, 500, 25, 5
@@ -51,7 +50,7 @@ def _federation(model: str, rounds: int) -> Federation:
         "model": {"name": model},
         "train": {"per_round": CLIENTS, "local_epochs": EPOCHS, "batch": BATCH, "lr": 1e-3, "rounds": rounds},
     }
-    return api.federation(settings, data=data)
+    return federation(settings, data=data)
 
 
 def _together(federation: Federation, shadows: int) -> Callable[[], float]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.cli import show
-from fedveil.cli.train import Bar
 from fedveil.config import load
 from fedveil.core.errors import ConfigError
 from fedveil.deploy import files, follow
@@ -36,7 +35,7 @@ def run_deployed(
     else:
         config = follow.checked(federation, load(file, settings), test=Terms(*terms).test)
         run, rounds = follow.new_folder(out, config), config.train.rounds
-    with Bar(rounds or 1) as bar:
+    with show.Bar(rounds or 1) as bar:
         result = follow.run(federation, config, run, Terms(*terms), show.note, bar)
     if json:
         show.print_json(result)

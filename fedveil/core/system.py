@@ -1,4 +1,4 @@
-"""Small services that every layer uses: imports on first use, JSON text, the machine's cores, the cache folder.
+"""Small services that every layer uses: modules and results, JSON text, the machine's cores, the cache folder.
 
 Imports nothing heavy.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Generic, Protocol, TypeVar
 
 
 class Lazy:
@@ -22,6 +24,37 @@ class Lazy:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(import_module(self._module), name)
+
+
+class CallableModule(ModuleType):
+    """A module that is also the function of its own name: `fedveil.audit(...)` and `import fedveil.audit.run` both work.
+
+    Importing a submodule sets it as an attribute of its package, where it hides a function of the same name.
+    """
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return getattr(self, self.__name__.rpartition(".")[2])(*arguments, **keywords)
+
+
+def make_callable(module: str) -> None:
+    """Lets a module be called like its function of the same name."""
+    sys.modules[module].__class__ = CallableModule
+
+
+class Documented(Protocol):
+    """A result that can be written as a JSON document."""
+
+    def as_dict(self) -> dict[str, object]: ...
+
+
+Item = TypeVar("Item", bound=Documented)
+
+
+class Rows(tuple[Item, ...], Generic[Item]):
+    """The rows of a result; `as_dict()` is its JSON document, a list."""
+
+    def as_dict(self) -> list[dict[str, object]]:
+        return [row.as_dict() for row in self]
 
 
 def to_json(value: object, indent: int | None = None) -> str:

@@ -33,8 +33,8 @@ def wanted() -> list[TradeAsk]:
 def measure(document: dict[str, Any]) -> dict[str, Any]:
     """One training by a noise seed, as an entry of the file, with the certificates of the same training by secret draws."""
     from fedveil.accounting import ledger
-    from fedveil.api import train
     from fedveil.federation import plan
+    from fedveil.training import train
 
     seed = document["train"].get("seed", 0)
     result = train({**document, "train": {**document["train"], "noise_seed": seed}})

@@ -1,1 +1,8 @@
-"""What is shown of results: charts as SVG, and tables."""
+"""Reports on run folders. The package is callable: `fedveil.report(...)` is `fedveil.report.write.report(...)`."""
+
+from fedveil.core.system import make_callable
+from fedveil.report.write import report
+
+__all__ = ["report"]
+
+make_callable(__name__)
