@@ -1,19 +1,24 @@
 """Writes the pages that are made: `python docs/generate.py`.
 
-docs/config.md and docs/names.md come from the tables that check a config, docs/reproduction.md and docs/performance.md from
-the data that was measured. A test fails where a page in the repository differs from what they give.
+docs/config.md and docs/names.md come from the tables that check a config, docs/api.md from the docstrings of the public
+names, docs/reproduction.md and docs/performance.md from the data that was measured. A test fails where a page in the
+repository differs from what they give.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+import fedveil
 from fedveil.attacks.catalog import ATTACKS, INITS
 from fedveil.config import NAMES, SECTIONS, Budget
 from fedveil.core.taps import TAPS
@@ -38,6 +43,11 @@ PERFORMANCE_HEAD = """\
 Ratios measured side by side in one run: both sides take turns in one process, and each turn gives a ratio. Tables show the
 median of the turns with the quartiles in brackets, and the median of each side, in seconds or per second. What was not run
 says so. Rows are in `data/bench-*.jsonl`, made by `fedveil bench SUITE --out FILE`."""
+
+API_HEAD = """\
+The names of the package `fedveil`. The command line, the lab and the recipes call the same functions. [Python](python.md)
+shows them in use. `Settings` are nested dicts as in a config file, a `Config`, the path of a TOML file, or a list of
+`section.key=value`. Every result has `as_dict()`: the document that the command prints with `--json`."""
 
 NAMES_HEAD = "What configs take where they take a name. `fedveil list KIND` prints the same tables."
 
@@ -169,6 +179,45 @@ def _training(infos: Iterable[DatasetInfo]) -> list[str]:
     return table(head, rows)
 
 
+# --- api.md
+
+
+def api_page() -> str:
+    """Every public name with its signature and its docstring."""
+    lines = [MADE, "", "# API", "", API_HEAD, ""]
+    for name, (module, _) in fedveil.FUNCTIONS.items():
+        if find_spec(module) is not None:
+            lines += _function(name)
+    return "\n".join(lines)
+
+
+def _function(name: str) -> list[str]:
+    module, attribute = fedveil.FUNCTIONS[name]
+    found = getattr(import_module(module), attribute)
+    signature = ["```text", _signature(f"fedveil.{name}", inspect.signature(found)), "```"]
+    return [f"## `{name}`", "", *signature, "", inspect.getdoc(found) or "", ""]
+
+
+def _signature(name: str, signature: inspect.Signature) -> str:
+    """A call with its parameters: on one line where it fits, else one parameter to a line."""
+    returns = "" if signature.return_annotation is signature.empty else f" -> {signature.return_annotation}"
+    parameters = [_parameter(parameter) for parameter in signature.parameters.values()]
+    keyword_only = [p.kind is p.KEYWORD_ONLY for p in signature.parameters.values()]
+    if True in keyword_only:
+        parameters.insert(keyword_only.index(True), "*")
+    line = f"{name}({', '.join(parameters)}){returns}"
+    if len(line) <= 100:
+        return line
+    return "\n".join([f"{name}(", *(f"    {parameter}," for parameter in parameters), f"){returns}"])
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    typed = "" if parameter.annotation is parameter.empty else f": {parameter.annotation}"
+    default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+    return f"{stars}{parameter.name}{typed}{default}"
+
+
 # --- reproduction.md
 
 
@@ -216,6 +265,7 @@ def performance_pictures() -> dict[str, str]:
 PAGES = {
     "config.md": config_page,
     "names.md": names_page,
+    "api.md": api_page,
     "reproduction.md": reproduction_page,
     "performance.md": performance_page,
 }

@@ -38,7 +38,7 @@ def examples(language):
     ]
 
 
-@pytest.mark.parametrize("page", ["config.md", "names.md", "reproduction.md"])
+@pytest.mark.parametrize("page", ["config.md", "names.md", "api.md", "reproduction.md"])
 def test_generated_pages_are_fresh(page):
     made = generator().PAGES[page]()
     assert (ROOT / "docs" / page).read_text(encoding="utf-8") == made, "run 'python docs/generate.py'"
@@ -82,7 +82,7 @@ def test_toml_examples_are_configs(text):
 @pytest.mark.parametrize("text", examples("python"))
 def test_python_examples_run(text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    exec(compile(text, "example", "exec"), {"__name__": "example"})
+    exec(compile(text, "example", "exec", dont_inherit=True), {"__name__": "example"})
     assert capsys.readouterr().out
 
 

@@ -59,7 +59,7 @@ class Round:
     hidden: bool = False
     counts: Mixture = ALWAYS
     together: bool = False
-    law: Literal["gaussian", "laplace"] = "gaussian"
+    distribution: Literal["gaussian", "laplace"] = "gaussian"
     replace: bool = False
     subset: tuple[int, int] | None = None  # (size, drawn): a secret subset of fixed size; replace adjacency
     fails: float = 0.0  # probability per round of outcomes that are left out; it is taken off δ
@@ -209,7 +209,7 @@ class Paper:
 
 def _is_sampled_gaussian(one: Round) -> bool:
     plain = one.counts == ALWAYS and len(one.noise) == 1 and not one.replace and one.subset is None
-    return plain and one.law == "gaussian" and (one.hidden or one.rate >= 1.0)
+    return plain and one.distribution == "gaussian" and (one.hidden or one.rate >= 1.0)
 
 
 ACCOUNTANTS: Registry[Accountant] = Registry(

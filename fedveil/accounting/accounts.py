@@ -139,7 +139,7 @@ def _of_clients(release: Release, setting: Setting, levels: Levels) -> Iterator[
                     counts=part.counts,
                     fails=part.fails,
                     together=together,
-                    law=release.law,
+                    distribution=release.distribution,
                     replace=swap,
                 )
                 assumptions = (*_assumes_clients(setting, release, unit), *_assumes_sum(shares, setting))
@@ -338,10 +338,10 @@ def realised(
             continue
         if release.unit == "client":
             swap = adjacency == "replace" or unit != "client"  # one record may change its client's update in any way
-            found.append(Round(((1.0, z),), law=release.law, replace=swap))
+            found.append(Round(((1.0, z),), distribution=release.distribution, replace=swap))
         elif unit != "client":
             one, *_ = next(_steps(setting, "server", adjacency, 1))
-            found.append(replace(one, noise=((1.0, z),), law=release.law))
+            found.append(replace(one, noise=((1.0, z),), distribution=release.distribution))
     if not found:
         return None, why_none("server", unit, [r for r, _ in sent], False)
     return max(found, key=lambda one: one.noise[0][1] / (one.rate * math.sqrt(one.steps) * (1 + one.replace))), ""
@@ -391,7 +391,7 @@ _FROM_CLIENT = "from the client's account: one record may change its client's co
 
 
 def _why(release: Release, together: bool) -> str:
-    noise = f"{release.law} noise, z = {release.multiplier:.4g}"
+    noise = f"{release.distribution} noise, z = {release.multiplier:.4g}"
     if release.on_sum:
         return f"{noise} on the round's sum"
     if together:

@@ -150,11 +150,11 @@ def round_losses(one: Round, grid: float) -> Losses:
 def step_losses(one: Round, z: float, count: int, grid: float) -> Losses:
     """The losses of one mechanism, used by `count` parts of the unit that enter one sum."""
     if one.subset:
-        return subset_losses(_sensitivity(one, count) / z, one.subset[1] / one.subset[0], one.law, grid)
+        return subset_losses(_sensitivity(one, count) / z, one.subset[1] / one.subset[0], one.distribution, grid)
     inside = tuple((chance, int(used)) for chance, used in binomial(count, one.rate))
-    if one.law == "gaussian" and not one.replace and (one.hidden or len(inside) == 1):
+    if one.distribution == "gaussian" and not one.replace and (one.hidden or len(inside) == 1):
         return gaussian_sum(z, inside, grid)
-    if one.hidden and count == 1 and one.law == "gaussian":
+    if one.hidden and count == 1 and one.distribution == "gaussian":
         return swapped(z, one.rate, grid)
     return mixed((chance, identity(grid) if used == 0 else _noisy(one, z, used, grid)) for chance, used in inside)
 
@@ -166,7 +166,7 @@ def _sensitivity(one: Round, count: int) -> float:
 def _noisy(one: Round, z: float, count: int, grid: float) -> Losses:
     """Noise of multiplier z on a sum to which the unit contributes `count` times its bound."""
     size = _sensitivity(one, count)
-    return pure_losses(size / z, grid) if one.law == "laplace" else gaussian_sum(z / size, ((1.0, 1),), grid)
+    return pure_losses(size / z, grid) if one.distribution == "laplace" else gaussian_sum(z / size, ((1.0, 1),), grid)
 
 
 def pure_losses(epsilon: float, grid: float) -> Losses:
@@ -206,7 +206,7 @@ def swapped(z: float, rate: float, grid: float) -> Losses:
 
 
 @lru_cache(maxsize=64)
-def subset_losses(size: float, rate: float, law: str, grid: float) -> Losses:
+def subset_losses(size: float, rate: float, distribution: str, grid: float) -> Losses:
     """A secret subset of fixed size, drawn without replacement, under `replace` (Zhu, Dong and Wang 2022).
 
     `size` is the exchange's distance over the noise, and `rate` = γ the share of the records that is drawn. Let D(α) be the
@@ -222,11 +222,11 @@ def subset_losses(size: float, rate: float, law: str, grid: float) -> Losses:
     divergence of one pair. That pair dominates at all α, and hence composes. The pair for α ≥ 1 alone does not (Lebeda et
     al. 2024): its divergence at α < 1 is too small.
     """
-    reach = REACH * size + size**2 / 2.0 if law == "gaussian" else size
+    reach = REACH * size + size**2 / 2.0 if distribution == "gaussian" else size
     last = math.ceil(float(np.logaddexp(np.log1p(-rate) if rate < 1.0 else -np.inf, reach + math.log(rate))) / grid)
     at = np.arange(last + 1) * grid
     inner = _unsampled_log(at, rate)
-    above = rate * (gaussian_delta(size, inner) if law == "gaussian" else _pure_delta(size, inner))
+    above = rate * (gaussian_delta(size, inner) if distribution == "gaussian" else _pure_delta(size, inner))
     below = -np.expm1(-at[:0:-1]) + np.exp(-at[:0:-1]) * above[:0:-1]
     masses = connect_the_dots(grid, -last, np.concatenate([below, above]))
     return OnGrid(grid, masses, masses)

@@ -81,7 +81,7 @@ def step_rdp(one: Round, z: float, count: int, orders: Orders = ORDERS) -> Array
     """[orders] the divergence of one mechanism, used by `count` parts of the unit that enter one sum."""
     import dp_accounting as dp
 
-    gaussian = one.law == "gaussian"
+    gaussian = one.distribution == "gaussian"
     if one.subset and gaussian:
         size, drawn = one.subset
         event = dp.SampledWithoutReplacementDpEvent(size, drawn, dp.GaussianDpEvent(z / (2.0 * count)))
@@ -98,7 +98,7 @@ def _noisy(one: Round, z: float, count: int, orders: Orders) -> Array:
     """The divergence of noise of multiplier z on a sum to which the unit contributes `count` times its bound."""
     above = np.asarray(orders, dtype=float)
     size = (2.0 if one.replace or one.subset else 1.0) * count / z
-    if one.law == "laplace":  # any mechanism of pure ε: at most ε, and at most α·ε²/2
+    if one.distribution == "laplace":  # any mechanism of pure ε: at most ε, and at most α·ε²/2
         return np.minimum(size, above * size**2 / 2.0)
     return above * size**2 / 2.0
 

@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
-from fedveil import __version__, compiled, kept
+from fedveil import __version__
 from fedveil.cli import deploy
 from fedveil.cli.options import FileArgument, JsonOption, SetOption
+from fedveil.compiled import keep
 from fedveil.core.errors import ConfigError, FedveilError, Interrupted, did_you_mean, printable, show
+from fedveil.kept import use
 
 HELP = "Federated learning under differential privacy: train it, attack it, account for it."
 app = typer.Typer(name="fedveil", help=HELP, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -51,11 +53,12 @@ def train(
     json: JsonOption = False,
 ) -> None:
     """Train a federation and write its run folder."""
-    from fedveil import training
     from fedveil.cli import show
     from fedveil.config import load
     from fedveil.federation import federation
     from fedveil.runs import RunFolder, default_path, newest_unfinished
+    from fedveil.training import reopen
+    from fedveil.training import train as run_rounds
 
     if out == "":
         raise ConfigError("--out", out, "takes the folder of a run: leave it out for one below runs/")
@@ -66,14 +69,14 @@ def train(
         if run.read_info().get("own_model"):
             takes = "was trained with a model of its own: go on with it from Python, fedveil.train(..., resume=True)"
             raise ConfigError("--resume", str(run.path), takes)
-        ready = training.reopen(run)
+        ready = reopen(run)
     else:
         ready = federation(load(file, settings))
         names = "+".join(d.name for d in ready.config.defense)
         run = RunFolder.create(Path(out) if out else default_path(f"{ready.config.data.name}-{names}"))
     try:
         with show.Bar(ready.rounds) as bar:
-            result = training.train(ready, run, bar)
+            result = run_rounds(ready, run, bar)
     except KeyboardInterrupt:  # a second Ctrl-C: what the last checkpoint holds is kept
         if not run.config.exists():
             raise
@@ -384,8 +387,8 @@ def _commands() -> list[str]:
 
 def entry() -> None:
     """The console script."""
-    folder = compiled.keep()
-    kept.use(folder and folder / "programs")
+    folder = keep()
+    use(folder and folder / "programs")
     code = main()
     if code == INTERRUPTED:
         # Leaving in the usual way would wait for what the device still computes, or crash in the midst of a compilation.

@@ -49,12 +49,12 @@ class Use:
     @classmethod
     def of(cls, one: Round) -> Use:
         z = min(value for _, value in one.noise)
-        return cls(z, one.steps, one.rate, one.hidden, one.law, one.replace)
+        return cls(z, one.steps, one.rate, one.hidden, one.distribution, one.replace)
 
     @property
     def round(self) -> Round:
         law: Any = self.law
-        return Round(((1.0, self.z),), self.steps, self.rate, self.hidden, law=law, replace=self.replace)
+        return Round(((1.0, self.z),), self.steps, self.rate, self.hidden, distribution=law, replace=self.replace)
 
 
 @dataclass(frozen=True)

@@ -290,7 +290,7 @@ class Placed:
         return Release(
             tap=self.tap,
             unit=self.unit,
-            law=mechanism.distribution,
+            distribution=mechanism.distribution,
             multiplier=min(by_round) if by_round else float(mechanism.multiplier_at(setting, 0)),
             uses=self.uses,
             stage=self.stage,

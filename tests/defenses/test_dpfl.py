@@ -361,7 +361,11 @@ def test_a_stopped_run_goes_on_to_the_same_end(tmp_path, monkeypatch):
 
 def test_even_budgets_cost_their_largest_over_the_rate():
     for release in DPFL(allocation="even", epsilon=4.0, clip=3.0).events(SETTING):
-        assert release.certifiable and (release.unit, release.law, release.uses) == ("client", "laplace", "round")
+        assert release.certifiable and (release.unit, release.distribution, release.uses) == (
+            "client",
+            "laplace",
+            "round",
+        )
         # ε_i = 2, η = 0.1: replace (twice the norm) costs 2/0.1 = 20 a round, zero-out 10.
         assert 2.0 / release.multiplier == pytest.approx(20.0)
         assert any("losses" in text for text in release.assumes)
