@@ -39,7 +39,7 @@ from fedveil.attacks.reconstruction.engine import reconstruct
 from fedveil.attacks.reconstruction.inverting import Inverting
 from fedveil.attacks.reconstruction.matching import GradientMatching
 from fedveil.attacks.score import ssim
-from fedveil.models.catalog import Choices, build
+from fedveil.models.catalog import ModelConfig, build
 from fedveil.models.layers import Array, Params, Shape
 from fedveil.models.net import Net
 from fedveil.simulation.client import cross_entropy
@@ -129,7 +129,7 @@ def _against_breaching(name: str, case: Case, images: int, repeats: int) -> list
 
 def victims(case: Case, images: int, draw: Callable[[np.random.Generator, int, Shape], np.ndarray]) -> Work:
     """Images from `draw` with random labels, and the gradient that each victim shares."""
-    net = build("lenet-cpl", case.shape, case.classes, Choices(init="uniform-0.5"))
+    net = build("lenet-cpl", case.shape, case.classes, ModelConfig(init="uniform-0.5"))
     params = net.init(jax.random.key(0))
     rng = np.random.default_rng(0)
     x, y = draw(rng, images, case.shape), rng.integers(0, case.classes, images)

@@ -1,27 +1,32 @@
 """Writes the generated pages: `python docs/generate.py`.
 
-docs/config.md and docs/names.md are generated from the tables that check a config. docs/reproduction.md and
-docs/performance.md are generated from the measured data. A test fails if a page in the repository differs from the
-generated text.
+docs/config.md and docs/names.md are generated from the tables that check a config, docs/api.md from the docstrings of the
+public names, docs/reproduction.md and docs/performance.md from the measured data. A test fails if a page in the
+repository differs from the generated text.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+import fedveil
 from fedveil.attacks.adversaries import ADVERSARIES
 from fedveil.attacks.base import keys as attack_keys
 from fedveil.attacks.reconstruction.matching import INITS
 from fedveil.attacks.registry import ATTACKS, schema
-from fedveil.config import NAMES, SECTIONS, Budget, Section
+from fedveil.config import NAMES, SECTIONS, Budget
 from fedveil.core.taps import TAPS
+from fedveil.core.validation import Section
 from fedveil.data.info import DatasetInfo
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.registry import DATASETS
@@ -47,6 +52,11 @@ turn gives a ratio. The tables show the median of the turns with the quartiles i
 side, in seconds or per second. Suites that were not run say so. The rows are in `data/bench-*.jsonl`, written by
 `fedveil bench SUITE --out FILE`. The suites are in `benchmarks/`, which is part of the source checkout and not of the
 wheel."""
+
+API_HEAD = """\
+The names of the package `fedveil`. The command line, the lab and the recipes call the same functions. [Python](python.md)
+shows them in use. `Settings` are nested dicts as in a config file, a `Config`, the path of a TOML file, or a list of
+`section.key=value`. Every result has `as_dict()`: the document that the command prints with `--json`."""
 
 NAMES_HEAD = "The names that a config accepts. `fedveil list KIND` prints the same tables."
 
@@ -219,6 +229,45 @@ def _training(infos: Iterable[DatasetInfo]) -> list[str]:
     return table(head, rows)
 
 
+# --- api.md
+
+
+def api_page() -> str:
+    """Every public name with its signature and its docstring."""
+    lines = [MADE, "", "# API", "", API_HEAD, ""]
+    for name, (module, _) in fedveil.FUNCTIONS.items():
+        if find_spec(module) is not None:
+            lines += _function(name)
+    return "\n".join(lines)
+
+
+def _function(name: str) -> list[str]:
+    module, attribute = fedveil.FUNCTIONS[name]
+    found = getattr(import_module(module), attribute)
+    signature = ["```text", _signature(f"fedveil.{name}", inspect.signature(found)), "```"]
+    return [f"## `{name}`", "", *signature, "", inspect.getdoc(found) or "", ""]
+
+
+def _signature(name: str, signature: inspect.Signature) -> str:
+    """A call with its parameters: on one line where it fits, else one parameter to a line."""
+    returns = "" if signature.return_annotation is signature.empty else f" -> {signature.return_annotation}"
+    parameters = [_parameter(parameter) for parameter in signature.parameters.values()]
+    keyword_only = [p.kind is p.KEYWORD_ONLY for p in signature.parameters.values()]
+    if True in keyword_only:
+        parameters.insert(keyword_only.index(True), "*")
+    line = f"{name}({', '.join(parameters)}){returns}"
+    if len(line) <= 100:
+        return line
+    return "\n".join([f"{name}(", *(f"    {parameter}," for parameter in parameters), f"){returns}"])
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    typed = "" if parameter.annotation is parameter.empty else f": {parameter.annotation}"
+    default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+    return f"{stars}{parameter.name}{typed}{default}"
+
+
 # --- reproduction.md
 
 
@@ -268,6 +317,7 @@ def performance_pictures() -> dict[str, str]:
 PAGES = {
     "config.md": config_page,
     "names.md": names_page,
+    "api.md": api_page,
     "reproduction.md": reproduction_page,
     "performance.md": performance_page,
 }

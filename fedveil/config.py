@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import tomllib
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
+    field_serializer,
     field_validator,
     model_validator,
 )
@@ -28,12 +28,14 @@ from fedveil.attacks.base import Attack, keys
 from fedveil.attacks.registry import attack_kind, make_attack
 from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
 from fedveil.core.taps import TAPS
-from fedveil.core.validation import one_line
+from fedveil.core.validation import Section, one_line
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.registry import DATASETS
 from fedveil.data.split import SPLITS
+from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import make_all, resolved
-from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS
+from fedveil.defenses.none import NoDefense
+from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS, ModelConfig
 
 SAMPLINGS = ("auto", "fixed", "poisson", "with-replacement")
 BATCHINGS = ("auto", "shuffle", "poisson", "without-replacement")
@@ -65,12 +67,6 @@ NAMES: dict[str, Collection[str]] = {
 FORMER_ATTACK_KEYS = {"seat": "adversary", "trait": "property"}
 
 
-class Section(BaseModel):
-    """A section of the config: unknown keys and sloppy types are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
 class DataConfig(Section):
     """`[data]`: what is learnt from, and how it lies with the clients."""
 
@@ -99,18 +95,6 @@ class DataConfig(Section):
         if path is not None and any("\ud800" <= c <= "\udfff" for c in path):
             raise ConfigError(f"data.{info.field_name}", path, "takes a path in UTF-8: rename it, or link to it")
         return path
-
-
-class ModelConfig(Section):
-    """`[model]`: the network."""
-
-    name: str | None = Field(None, description="network (cnn for images, mlp for attributes)")
-    activation: str | None = Field(None, description="relu, sigmoid, tanh or leaky-relu (by model)")
-    init: str | None = Field(None, description="default (Glorot) or uniform-0.5 (default; fedveil attack: see there)")
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of features dropped in training")
-    hidden: list[int] = Field([64, 32], min_length=1, max_length=8, description="widths of the MLP's hidden layers")
-    pooling: str | None = Field(None, description="none, max or mean (by model)")
-    channels: int | None = Field(None, ge=1, le=4096, description="channels of the LeNets (12; 256 from 64 px on)")
 
 
 class Budget(Section):
@@ -223,14 +207,24 @@ class AttackConfig(Section):
 
 
 class Config(Section):
-    """All sections."""
+    """All sections. `defense` holds the defences themselves: they are made once, when a document is checked."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     data: DataConfig = Field(default_factory=lambda: DataConfig())
     model: ModelConfig = Field(default_factory=lambda: ModelConfig())
     train: TrainConfig = Field(default_factory=lambda: TrainConfig())
     speed: SpeedConfig = Field(default_factory=lambda: SpeedConfig())
     attack: AttackConfig = Field(default_factory=lambda: AttackConfig())
-    defense: list[Any] = Field(default_factory=lambda: [{"name": "none"}])
+    defense: tuple[Defense, ...] = Field(default_factory=lambda: (NoDefense(),))
+
+    @field_serializer("defense")
+    def _tables(self, defenses: tuple[Defense, ...]) -> list[dict[str, Any]]:
+        return [resolved(defense) for defense in defenses]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all keys are the same. Some defences are compared by identity, so their tables are compared here."""
+        return isinstance(other, Config) and self.model_dump() == other.model_dump()
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -242,17 +236,41 @@ SECTIONS: dict[str, type[Section]] = {
 }
 
 
+# Nested dicts as in a config file, a `Config`, the path of a TOML file, or a list of `section.key=value`.
+Settings = Mapping[str, Any] | Config | str | Path | list[str] | None
+# A defence or several in order: each an object, or its table of keys.
+Defenses = Defense | Mapping[str, Any] | Sequence[Defense | Mapping[str, Any]]
+
+
 # --- reading -----------------------------------------------------------------------------------------------------
+
+
+def from_settings(settings: Settings = None, defense: Defenses | None = None) -> Config:
+    """The config that a caller's settings describe; `defense` takes the place of theirs."""
+    if isinstance(settings, Config):
+        return settings if defense is None else settings.model_copy(update={"defense": make_all(defense)})
+    if isinstance(settings, str | Path):
+        document = read(settings)
+    elif isinstance(settings, list):
+        document = read(None, settings)
+    else:
+        document = dict(settings or {})
+    return from_dict(document if defense is None else {**document, "defense": defense})
 
 
 def load(path: str | Path | None = None, settings: list[str] | None = None) -> Config:
     """The config of a file and of `section.key=value` settings, which win over the file."""
+    return from_dict(read(path, settings))
+
+
+def read(path: str | Path | None = None, settings: list[str] | None = None) -> dict[str, Any]:
+    """The document of a file and of `section.key=value` settings: what was set, not checked."""
     if path == "":
         raise ConfigError("FILE", path, "takes the path of a TOML config: leave it out to train with the defaults")
     document = _read(Path(path)) if path is not None else {}
     for setting in settings or []:
         _apply(document, setting)
-    return from_dict(document)
+    return document
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -286,21 +304,21 @@ def _apply(document: dict[str, Any], setting: str) -> None:
 
 
 def _apply_defense(document: dict[str, Any], parts: list[str], value: Any) -> None:
-    """`defense.key=v` sets the only (or first) defence, `defense.N.key=v` the one at place N, made if it is next."""
+    """`defense.key=v` sets the only (or first) defence, `defense.N.key=v` number N, which is made if it is the next."""
     defenses = document.setdefault("defense", [])
     if isinstance(defenses, dict):
         defenses = document["defense"] = [defenses]
-    place = 0
+    index = 0
     if parts[0].isdigit():
-        place, parts = int(parts[0]), parts[1:]
+        index, parts = int(parts[0]), parts[1:]
     if len(parts) != 1:
         raise ConfigError("-s", ".".join(["defense", *parts]), "takes defense.key=value or defense.N.key=value")
-    if place > len(defenses):
+    if index > len(defenses):
         takes = f"there are {len(defenses)} defences so far: number the next one {len(defenses)}"
-        raise ConfigError("-s", f"defense.{place}.{parts[0]}", takes)
-    if place == len(defenses):
+        raise ConfigError("-s", f"defense.{index}.{parts[0]}", takes)
+    if index == len(defenses):
         defenses.append({})
-    defenses[place][parts[0]] = value
+    defenses[index][parts[0]] = value
 
 
 def _value(text: str) -> Any:
@@ -315,10 +333,9 @@ def _value(text: str) -> Any:
 
 
 def from_dict(document: dict[str, Any]) -> Config:
-    """A checked config from plain data."""
-    document = json.loads(json.dumps(document, default=str))
-    if isinstance(document.get("defense"), dict):
-        document["defense"] = [document["defense"]]
+    """A checked config from plain data. `defense` may also be a defence object, or a list of them."""
+    defenses = document.get("defense")
+    document = json.loads(json.dumps({k: v for k, v in document.items() if k != "defense"}, default=str))
     _check_sections(document)
     for key, known in NAMES.items():
         section, name = key.split(".")
@@ -329,6 +346,12 @@ def from_dict(document: dict[str, Any]) -> Config:
         config = Config.model_validate(document)
     except ValidationError as error:
         raise _one_line(error) from None
+    _check_values(config)
+    return config if defenses is None else config.model_copy(update={"defense": make_all(defenses)})
+
+
+def _check_values(config: Config) -> None:
+    """What the types of the sections do not check."""
     if config.speed.precision == "float64" and config.speed.products == "bfloat16":
         raise ConfigError("speed.products", "bfloat16", "takes auto or float32 where speed.precision is float64")
     chunk = config.speed.chunk
@@ -337,15 +360,13 @@ def from_dict(document: dict[str, Any]) -> Config:
     if any(not 1 <= width <= 65_536 for width in config.model.hidden):
         raise ConfigError("model.hidden", config.model.hidden, "takes widths of 1 or more, up to 65536: [64, 32], say")
     config.attack.make()
-    make_all(config.defense)
-    return config
 
 
 def _check_sections(document: dict[str, Any]) -> None:
     for name, section in document.items():
-        if name not in (*SECTIONS, "defense"):
+        if name not in SECTIONS:
             raise ConfigError(name, section, "unknown section; " + did_you_mean(name, (*SECTIONS, "defense")))
-        if name != "defense" and not isinstance(section, dict):
+        if not isinstance(section, dict):
             raise ConfigError(name, section, f"is a section: write [{name}] with keys below it, or {name}.key")
 
 
@@ -379,7 +400,6 @@ def resolve(config: Config, *, trainable: bool = True) -> Config:
             "data": _resolve_data(config),
             "model": _resolve_model(config),
             "train": _resolve_train(config),
-            "defense": [resolved(defense) for defense in make_all(config.defense)],
         }
     )
 
@@ -444,7 +464,7 @@ def _resolve_model(config: Config) -> ModelConfig:
 
 def _resolve_train(config: Config) -> TrainConfig:
     train, info = config.train, DATASETS[config.data.name]
-    defenses = make_all(config.defense)
+    defenses = config.defense
     private = any(defense.private for defense in defenses)
     sampling = train.sampling if train.sampling != "auto" else ("poisson" if private else "fixed")
     selecting = next((defense for defense in defenses if defense.fills("select")), None)
@@ -499,5 +519,4 @@ def to_toml(config: Config) -> str:
     document = config.model_dump(include={*SECTIONS}, exclude_none=True)
     if config.attack == AttackConfig():
         del document["attack"]
-    defenses = [{key: value for key, value in one.items() if value is not None} for one in config.defense]
-    return tomli_w.dumps(document | {"defense": defenses})
+    return tomli_w.dumps(document | {"defense": [resolved(defense) for defense in config.defense]})

@@ -14,24 +14,29 @@ import numpy as np
 
 from fedveil.accounting import calibrate
 from fedveil.accounting.transcript import Transcript, planned
-from fedveil.config import Config, resolve
+from fedveil.config import Config, Defenses, Settings, from_settings, resolve
 from fedveil.core.errors import ConfigError
 from fedveil.core.keys import Draws
 from fedveil.core.setting import Setting
+from fedveil.core.system import make_callable
+from fedveil.data.arrays import from_arrays
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.data.partition import Partition, PartitionSettings, make_partition
 from fedveil.data.registry import DATASETS
 from fedveil.data.split import cut_share
 from fedveil.defenses.base import Defense
-from fedveil.defenses.catalog import make_all
-from fedveil.models.catalog import Choices, build
+from fedveil.models.catalog import build
 from fedveil.models.net import Model, Net
 from fedveil.simulation.sampling import BatchSampling, client_weights
 
 if TYPE_CHECKING:
     from fedveil.simulation.client import Task
     from fedveil.simulation.simulator import Simulator
+
+
+Arrays = Dataset | Sequence[np.ndarray]
+IN_MEMORY = "(arrays in memory)"  # stands for the file of a dataset that a caller holds
 
 
 @dataclass(frozen=True)
@@ -109,34 +114,24 @@ def batch_sampling(config: Config, partition: Partition) -> BatchSampling:
 
 def build_model(config: Config, shape: tuple[int, ...], classes: int) -> Model:
     """The network of `[model]`."""
-    chosen = config.model
-    choices = Choices(
-        chosen.activation,
-        chosen.init or "default",
-        chosen.dropout,
-        tuple(chosen.hidden),
-        chosen.pooling,
-        chosen.channels,
-    )
-    return build(chosen.name or "cnn", shape, classes, choices)
+    return build(config.model.name or "cnn", shape, classes, config.model)
 
 
 def checked_defenses(config: Config, setting: Setting) -> tuple[Defense, ...]:
     """The defences, each checked against the setting."""
-    defenses = make_all(config.defense)
-    for defense in defenses:
+    for defense in config.defense:
         defense.check(setting)
         if defense.stateful and setting.sampling == "with-replacement":
             takes = f"{defense.name} remembers each client, so a client cannot take part twice in a round: use fixed"
             raise ConfigError("train.sampling", setting.sampling, takes)
-    return defenses
+    return config.defense
 
 
-def make_setting(config: Config, partition: Partition, sampling: BatchSampling, model: Model, examples: int) -> Setting:
+def make_setting(config: Config, partition: Partition, batches: BatchSampling, model: Model, examples: int) -> Setting:
     """What the defences and the ledger may know of a run."""
     train = config.train
     assert train.batch is not None and train.per_round is not None and train.rounds is not None
-    sizes = tuple((int(n), sampling.steps_for(int(n))) for n in np.unique(partition.length))
+    sizes = tuple((int(n), batches.steps_for(int(n))) for n in np.unique(partition.length))
     weights = client_weights(train.weights, partition)
     return Setting(
         clients=config.data.clients,
@@ -197,6 +192,46 @@ class Federation:
     own_model: bool = False  # the caller's own network: the config's [model] does not describe it
 
 
+def federation(
+    settings: Settings = None,
+    *,
+    defense: Defenses | None = None,
+    data: Arrays | None = None,
+    model: Model | None = None,
+    draws: Draws | None = None,
+) -> Federation:
+    """A federation ready to train or to be observed.
+
+    `settings`: nested dicts as in a config file, a `Config`, the path of a TOML file, or a list of `section.key=value`.
+    `defense`: a defence object, or several in order, in place of the one in the settings. `data`: a `Dataset`, or arrays
+    `(x, y)` or `(x, y, x_test, y_test)`. `model`: anything with `init(key)` and `apply(params, x)`. `draws`: the source of
+    cohorts, batches and noise; by default `train.noise_seed`, or a new secret.
+    """
+    if model is not None and (isinstance(model, type) or not isinstance(model, Model)):
+        takes = "takes an object with init(key) and apply(params, x); the name of a model goes into the settings"
+        raise ConfigError("model", model, f"{takes}: {{'model': {{'name': ...}}}}")
+    config = from_settings(settings, defense)
+    dataset = None
+    if data is not None:
+        dataset, config = in_memory(data, config)
+    return prepare(config, dataset=dataset, model=model, draws=draws)
+
+
+def in_memory(data: Arrays, config: Config) -> tuple[Dataset, Config]:
+    """A caller's arrays as a dataset, and the config that says so."""
+    dataset = data if isinstance(data, Dataset) else _from_sequence(data)
+    named = config.data.model_copy(update={"name": "file", "file": IN_MEMORY})
+    return dataset, config.model_copy(update={"data": named})
+
+
+def _from_sequence(data: Sequence[np.ndarray]) -> Dataset:
+    if len(data) == 2:
+        return from_arrays(data[0], data[1])
+    if len(data) == 4:
+        return from_arrays(data[0], data[1], data[2], data[3])
+    raise ConfigError("data", f"{len(data)} arrays", "takes (x, y) or (x, y, x_test, y_test)")
+
+
 def prepare(
     config: Config,
     *,
@@ -214,33 +249,30 @@ def prepare(
     """
     from fedveil.simulation.context import FederationContext
     from fedveil.simulation.server import ServerRule
-    from fedveil.simulation.simulator import Faults, FederatedData, Schedule, SimulationSettings, Simulator
+    from fedveil.simulation.simulator import FederatedData, SimulationSettings, Simulator
 
     config = resolve(config, trainable=trainable)
     data = config.data
-    share = max(defense.public_share(data.name) for defense in make_all(config.defense))
+    share = max(defense.public_share(data.name) for defense in config.defense)
     if dataset is None:
         dataset = load_data(config, share)
     elif share and dataset.public is None:
         dataset = _with_public(dataset, share)
     if partition is None:
         partition = partition_of(config, dataset.train.y, dataset.classes)
-    sampling = batch_sampling(config, partition)
-    task = _task(config, dataset, partition, sampling, model)
+    batches = batch_sampling(config, partition)
+    task = _task(config, dataset, partition, batches, model)
     draws = draws or Draws.of(config.train.noise_seed)
-    context = FederationContext(replace(task, defenses=()), dataset, partition, sampling, draws)
+    context = FederationContext(replace(task, defenses=()), dataset, partition, batches, draws)
     task = replace(task, defenses=tuple(defense.prepare(context) for defense in task.defenses))
     train, speed = config.train, config.speed
-    assert train.lr is not None and train.lr_end is not None and train.rounds is not None
     simulator = Simulator(
         task,
         ServerRule(train.server_lr, train.server_momentum, keeps_late=train.late > 0),
-        FederatedData(dataset, partition, sampling),
+        FederatedData(dataset, partition, batches),
         SimulationSettings(
-            Schedule(train.lr, train.lr_end, train.rounds),
             seed=train.seed,
             draws=draws,
-            faults=Faults(train.dropout, train.late),
             engine=speed.engine,
             chunk=None if speed.chunk == "auto" else speed.chunk,
         ),
@@ -281,7 +313,7 @@ def _with_public(dataset: Dataset, share: float) -> Dataset:
     return replace(dataset, public=public, held_out=rest)
 
 
-def _task(config: Config, dataset: Dataset, partition: Partition, sampling: BatchSampling, model: Model | None) -> Task:
+def _task(config: Config, dataset: Dataset, partition: Partition, batches: BatchSampling, model: Model | None) -> Task:
     from fedveil.simulation.client import Task, accelerated
 
     train = config.train
@@ -289,7 +321,7 @@ def _task(config: Config, dataset: Dataset, partition: Partition, sampling: Batc
         model = build_model(config, dataset.shape, dataset.classes)
     else:
         _check_model(model, dataset)
-    setting = make_setting(config, partition, sampling, model, len(dataset.train))
+    setting = make_setting(config, partition, batches, model, len(dataset.train))
     defenses = checked_defenses(config, setting)
     return Task(
         model=model,
@@ -321,3 +353,6 @@ def _check_model(model: Model, dataset: Dataset) -> None:
     if logits.shape != (1, dataset.classes):
         takes = f"for a batch of one it must give logits of shape (1, {dataset.classes}), one for each class"
         raise ConfigError("model", logits.shape, takes)
+
+
+make_callable(__name__)

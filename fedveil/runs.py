@@ -29,9 +29,8 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from fedveil.core.errors import ConfigError, RunError
-from fedveil.core.jsontext import to_json
 from fedveil.core.keys import Draws
-from fedveil.core.lazy import Lazy
+from fedveil.core.system import Lazy, to_json
 
 if TYPE_CHECKING:
     import jax

@@ -12,16 +12,18 @@ from types import FrameType
 from typing import Any
 
 from fedveil.accounting import ledger, transcript
-from fedveil.config import load, to_toml
-from fedveil.core.errors import Interrupted, RunError
-from fedveil.federation import Federation, prepare
+from fedveil.config import SECTIONS, Config, Defenses, Settings, from_dict, load, read, resolve, to_toml
+from fedveil.core.errors import ConfigError, Interrupted, RunError, show
+from fedveil.federation import Arrays, Federation, federation
 from fedveil.models.files import parameters_as_bytes
 from fedveil.models.layers import Params
+from fedveil.models.net import Model
 from fedveil.runs import RunFolder, environment, write_atomic, write_text
 from fedveil.simulation.server import ServerState
 from fedveil.simulation.simulator import RoundReport
 
 Row = dict[str, Any]
+Progress = Callable[[Row], None]  # sees each row of the metrics
 
 
 @dataclass(frozen=True)
@@ -84,23 +86,93 @@ class SoftStop:
 
 
 def train(
-    federation: Federation, run: RunFolder | None = None, progress: Callable[[Row], None] | None = None
+    settings: Settings | Federation = None,
+    out: str | Path | RunFolder | None = None,
+    progress: Progress | None = None,
+    *,
+    resume: bool = False,
+    defense: Defenses | None = None,
+    data: Arrays | None = None,
+    model: Model | None = None,
 ) -> Result:
-    """Trains from the run's checkpoint, or from the start. `progress` sees each metrics row."""
-    return _Training(federation, run, progress).go()
+    """Trains a federation and returns the result.
+
+    `settings`, `defense`, `data`, `model`: as in `fedveil.federation`; or a federation that is ready. `out`: the folder to
+    write the run to. `resume`: continue the run in that folder from its checkpoint; its own settings are the default.
+    `progress`: called with each row of the metrics.
+    """
+    if resume and out is None:
+        raise ConfigError("resume", resume, "needs out, the folder of the run to go on with")
+    if out == "":
+        raise ConfigError("out", out, "takes the folder of a run: leave it out to write none")
+    run = out if isinstance(out, RunFolder) else None
+    if resume and run is None:
+        run = RunFolder.open(Path(str(out)))
+    if isinstance(settings, Federation):
+        ready = settings
+    elif resume and run is not None:
+        ready = reopen(run, settings, defense=defense, data=data, model=model)
+    else:
+        ready = federation(settings, defense=defense, data=data, model=model)
+    if run is None and out is not None:
+        run = RunFolder.create(Path(str(out)))
+    return _Training(ready, run, progress).go()
 
 
-def resume(path: Path, progress: Callable[[Row], None] | None = None) -> Result:
+def resume(path: Path, progress: Progress | None = None) -> Result:
     """Resumes the run in a folder, from its own config and draws."""
-    run = RunFolder.open(path)
-    config = load(run.config)
-    return train(prepare(config, draws=run.draws(config.train.noise_seed)), run, progress)
+    return train(out=path, progress=progress, resume=True)
+
+
+def reopen(
+    run: RunFolder,
+    settings: Settings = None,
+    *,
+    defense: Defenses | None = None,
+    data: Arrays | None = None,
+    model: Model | None = None,
+) -> Federation:
+    """The federation of a run that is to be resumed, with its own draws. Settings that differ from its own are refused."""
+    own = _own_config(run, defense)
+    draws = run.draws(own.train.noise_seed)
+    if settings is None:
+        return federation(own, data=data, model=model, draws=draws)
+    ready = federation(settings, defense=defense, data=data, model=model, draws=draws)
+    _check_same(ready.config, resolve(own))
+    return ready
+
+
+def _own_config(run: RunFolder, defense: Defenses | None) -> Config:
+    """The config of a run. A caller's own defence objects must be those it was begun with."""
+    if defense is None:
+        return load(run.config)
+    document = read(run.config)
+    own = from_dict({**document, "defense": defense})
+    if document.get("defense") != own.model_dump()["defense"]:
+        raise _differs("defense", own.model_dump()["defense"], document.get("defense"))
+    return own
+
+
+def _check_same(given: Config, own: Config) -> None:
+    """A run continues as it began: with other settings half way, its config.toml would be untrue."""
+    if given == own:
+        return
+    told, was = given.model_dump(), own.model_dump()
+    for section in SECTIONS:
+        for key, value in told[section].items():
+            if value != was[section][key]:
+                raise _differs(f"{section}.{key}", value, was[section][key])
+    raise _differs("defense", told["defense"], was["defense"])
+
+
+def _differs(key: str, given: object, own: object) -> ConfigError:
+    return ConfigError(key, given, f"the run to go on with has {show(own)}: leave the settings out to keep its own")
 
 
 class _Training:
     """The state of one training loop."""
 
-    def __init__(self, federation: Federation, run: RunFolder | None, progress: Callable[[Row], None] | None):
+    def __init__(self, federation: Federation, run: RunFolder | None, progress: Progress | None):
         self.federation, self.run, self.progress = federation, run, progress
         self.simulator = federation.simulator
         self.history: list[Row] = []
@@ -137,7 +209,7 @@ class _Training:
 
     def _record(self, report: RoundReport) -> None:
         """Writes down what a round executed, before its result is used."""
-        task, lr = self.simulator.task, self.simulator.schedule.at(report.round)
+        task, lr = self.simulator.task, self.simulator.task.setting.lr_at(report.round)
         entry = transcript.executed(task.defenses, task.setting, report.round, lr, report.chosen, report.lost)
         if self.run is None:
             self.recorder.append(entry)
@@ -203,7 +275,7 @@ class _Training:
         if scores and rows:
             rows[-1] |= {"accuracy": scores[0], "loss": scores[1]}
         for row in rows:
-            row["lr"] = self.simulator.schedule.at(int(row["round"]))
+            row["lr"] = self.simulator.task.setting.lr_at(int(row["round"]))
             self.history.append(row)
             if self.progress:
                 self.progress(row)

@@ -37,7 +37,6 @@ LAYERS = (
     ("federation",),
     ("run_account",),
     ("training",),
-    ("api",),
     ("attacks",),
     ("report",),
     ("attacks.orchestrate",),

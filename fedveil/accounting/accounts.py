@@ -11,6 +11,14 @@ Rules, in short:
   holds for each of its records too.
 - On a sum over clients that each drew noise of their own the noises add up, as far as clients really answered.
 - A node counts the rounds that it really took part in (rule `realised`).
+
+Several defences may share a round (`declared`). A value passes the stages in one order (`core.stage.STAGES`), and at a
+stage the defences in their order. A mechanism clips at one stage and adds its noise there or later. Three rules decide
+which guarantees hold, by what each other filter may do (`core.stage.Effect`), never by its name:
+
+- after the noise everything is post-processing, unless it reads private data: that ends the guarantee;
+- between clip and noise nothing may enlarge what was clipped;
+- noise on single examples is the noise on their sum only if nothing changes the examples in between.
 """
 
 from __future__ import annotations
@@ -23,12 +31,15 @@ from fedveil.accounting import accountants
 from fedveil.accounting.accountants import Mixture, Round
 from fedveil.core.events import Release
 from fedveil.core.setting import Setting
+from fedveil.core.stage import STAGES, Effect
 from fedveil.core.taps import ADJACENCIES, CHAIN
+from fedveil.defenses.base import Defense
 
-ACCOUNTANTS = ("pld", "rdp")
+CERTIFYING = ("pld", "rdp")
 SIZE_GROUPS = 4  # clients of like size share an account
 NOISE_LEVELS = 12  # values of z that are told apart where it changes from round to round
 
+Position = tuple[int, int]  # (stage, defence): where a value meets a filter
 Levels = Sequence[tuple[float, int]]  # (z, rounds)
 
 
@@ -128,7 +139,7 @@ def _of_clients(release: Release, setting: Setting, levels: Levels) -> Iterator[
                     counts=part.counts,
                     fails=part.fails,
                     together=together,
-                    law=release.law,
+                    distribution=release.distribution,
                     replace=swap,
                 )
                 assumptions = (*_assumes_clients(setting, release, unit), *_assumes_sum(shares, setting))
@@ -247,6 +258,69 @@ def size_groups(setting: Setting, most: int = SIZE_GROUPS) -> list[tuple[int, in
     return sorted({(group[0][0], max(steps for _, steps in group)) for group in groups})
 
 
+# --- several defences in one round
+
+
+def declared(defenses: Sequence[Defense], setting: Setting) -> tuple[Release, ...]:
+    """What all defences release, each as far as it holds in this company."""
+    # A defence that selects clients by their losses does so for every mechanism of the round.
+    chosen = any(d.reads_losses and d.fills("select") for d in defenses)
+    made = []
+    for number, defense in enumerate(defenses):
+        for release in defense.events(setting):
+            reason = release.reason or _broken(release, number, defenses, setting)
+            made.append(
+                replace(
+                    release,
+                    every_round=release.every_round or chosen,
+                    client_noise_sums=release.client_noise_sums and not setting.late and _only_sums(number, defenses),
+                    certifiable=release.certifiable and not reason,
+                    reason=reason,
+                )
+            )
+    return tuple(made)
+
+
+def _only_sums(number: int, defenses: Sequence[Defense]) -> bool:
+    """Whether nothing but sums and constant factors lies between a client's noise and the round's sum."""
+    others = [d for place, d in enumerate(defenses) if place != number]
+    return not any(d.fills(stage) for d in others for stage in ("batch", "update", "upload"))
+
+
+def _filters(number: int, defenses: Sequence[Defense]) -> Iterator[tuple[Position, Defense, str, Effect]]:
+    """The filters of all other defences, each with its position."""
+    for place, defense in enumerate(defenses):
+        for index, stage in enumerate(STAGES):
+            if place != number and defense.fills(stage):
+                yield (index, place), defense, stage, defense.effect(stage)
+
+
+def _broken(release: Release, number: int, defenses: Sequence[Defense], setting: Setting) -> str:
+    """Why a release does not hold in this company; empty where it does."""
+    name = defenses[number].name
+    clip, noise = _positions(release, number, len(defenses))
+    for position, other, stage, effect in _filters(number, defenses):
+        if effect is Effect.READS_DATA and position > noise:
+            return f"{other.name} reads private data without noise at stage '{stage}', after the noise of {name}"
+        if clip < position < noise and effect is not Effect.CONTRACTION:
+            return f"{other.name} enlarges at stage '{stage}' what {name} has clipped: the bound no longer holds"
+        if release.on_each and release.tap != "example" and stage == "example" and position > clip:
+            return (
+                f"{other.name} changes single gradients after {name}: the noise on their sum is not what was declared"
+            )
+    if release.stage == "aggregate" and setting.late:
+        return "late answers may meet another answer of the same client in one sum"
+    return ""
+
+
+def _positions(release: Release, number: int, defenses: int) -> tuple[Position, Position]:
+    """Where contributions are clipped and where the noise is added; noise on a sum of examples follows all of their
+    filters."""
+    clip = (STAGES.index(release.clip_stage or release.stage), number)
+    on_examples_sum = release.stage == "example" and not release.on_each
+    return clip, (STAGES.index(release.stage), defenses if on_examples_sum else number)
+
+
 # --- what one client knows of its own rounds
 
 
@@ -264,10 +338,10 @@ def realised(
             continue
         if release.unit == "client":
             swap = adjacency == "replace" or unit != "client"  # one record may change its client's update in any way
-            found.append(Round(((1.0, z),), law=release.law, replace=swap))
+            found.append(Round(((1.0, z),), distribution=release.distribution, replace=swap))
         elif unit != "client":
             one, *_ = next(_steps(setting, "server", adjacency, 1))
-            found.append(replace(one, noise=((1.0, z),), law=release.law))
+            found.append(replace(one, noise=((1.0, z),), distribution=release.distribution))
     if not found:
         return None, why_none("server", unit, [r for r, _ in sent], False)
     return max(found, key=lambda one: one.noise[0][1] / (one.rate * math.sqrt(one.steps) * (1 + one.replace))), ""
@@ -317,7 +391,7 @@ _FROM_CLIENT = "from the client's account: one record may change its client's co
 
 
 def _why(release: Release, together: bool) -> str:
-    noise = f"{release.law} noise, z = {release.multiplier:.4g}"
+    noise = f"{release.distribution} noise, z = {release.multiplier:.4g}"
     if release.on_sum:
         return f"{noise} on the round's sum"
     if together:

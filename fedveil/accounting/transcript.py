@@ -20,16 +20,17 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
-from fedveil.accounting import company
+from fedveil.accounting import accounts
 from fedveil.core.errors import RunError
 from fedveil.core.events import Claim, Release
-from fedveil.core.jsontext import to_json
 from fedveil.core.setting import Setting
+from fedveil.core.system import to_json
 from fedveil.defenses.base import Defense
 
 FILE = "transcript.jsonl"
 VERSION = 1
 DELTA = 1e-5  # where no defence names one
+FORMER_NAMES = {"law": "distribution", "adds_up": "client_noise_sums", "covered": "certifiable"}  # in older files
 
 Multipliers = tuple[float, ...]  # z of each mechanism
 Outcome = tuple[int, int]  # messages dropped, answers lost
@@ -93,7 +94,7 @@ class Transcript:
 def start(defenses: Sequence[Defense], setting: Setting, draws: str = "") -> Transcript:
     """The transcript of a run before its first round; `draws` names the source of its draws."""
     claims = tuple(claim for defense in defenses for claim in defense.claims(setting))
-    return Transcript(setting, company.declared(defenses, setting), claims, delta_of(defenses), draws=draws)
+    return Transcript(setting, accounts.declared(defenses, setting), claims, delta_of(defenses), draws=draws)
 
 
 def planned(defenses: Sequence[Defense], setting: Setting, rounds: int) -> Transcript:
@@ -265,8 +266,8 @@ def _parse(path: Path) -> tuple[Transcript, Rounds]:
 
 def _add(rounds: Rounds, line: dict[str, Any], header: Transcript) -> None:
     if "outcome" in line:
-        place = (int(line["outcome"]), int(line["attempt"]))
-        rounds[place] = (rounds[place][0], (int(line["dropped"]), int(line["lost"])))
+        key = (int(line["outcome"]), int(line["attempt"]))
+        rounds[key] = (rounds[key][0], (int(line["dropped"]), int(line["lost"])))
         return
     entry = Executed(**{**line, "multipliers": tuple(float(z) for z in line["multipliers"])})
     if len(entry.multipliers) != len(header.releases):
@@ -284,8 +285,8 @@ def _read_header(document: dict[str, Any]) -> Transcript:
 
 
 def _made(kind: Any, document: dict[str, Any]) -> Any:
-    """A frozen dataclass from its table; lists become tuples."""
-    names = {field.name for field in fields(kind)}
-    if set(document) != names:
+    """A frozen dataclass from its table; lists become tuples, former names of fields are understood."""
+    named = {FORMER_NAMES.get(key, key): value for key, value in document.items()}
+    if set(named) != {field.name for field in fields(kind)}:
         raise ValueError(f"not a {kind.__name__.lower()} of this version")
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in document.items()})
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in named.items()})

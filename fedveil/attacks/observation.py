@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedveil.core.errors import RunError
-from fedveil.core.lazy import Lazy
+from fedveil.core.system import Lazy
 from fedveil.models.layers import Params, Shape
 from fedveil.models.net import Model
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedveil.api import Arrays, in_memory
 from fedveil.attacks import games, results, study
 from fedveil.attacks.base import Attack, Execution, Progress, Reconstruction, ReconstructionAttack, check_tap, silent
 from fedveil.attacks.games.federations import Target
@@ -24,7 +23,7 @@ from fedveil.config import AttackConfig, Config, for_attack, from_dict, load, re
 from fedveil.core.errors import ConfigError
 from fedveil.core.keys import Draws
 from fedveil.data.registry import DATASETS
-from fedveil.federation import Federation, build_model, prepare
+from fedveil.federation import Arrays, Federation, build_model, in_memory, prepare
 from fedveil.models.net import Model
 from fedveil.runs import RunFolder, environment, write_text
 
@@ -347,7 +346,7 @@ def _check_gradients(config: Config, chosen: Attack) -> ReconstructionAttack:
             "is not read with --gradients, where all that the file holds is attacked and nothing scored: leave it out"
         )
         raise ConfigError(f"attack.{key}", getattr(config.attack, key), takes)
-    names = [d["name"] for d in config.defense]
+    names = [d.name for d in config.defense]
     if names != ["none"]:
         raise ConfigError("defense", names, "the gradients of a file are as they were seen: leave it out")
     if "labels" in chosen.capabilities():
@@ -359,7 +358,7 @@ def _check_gradients(config: Config, chosen: Attack) -> ReconstructionAttack:
 
 
 def _described(document: dict[str, Any], config: Config, **more: Any) -> dict[str, Any]:
-    return {**document, "defense": [d["name"] for d in config.defense], **more}
+    return {**document, "defense": [d.name for d in config.defense], **more}
 
 
 def _store(

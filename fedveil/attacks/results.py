@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.core.jsontext import to_json
+from fedveil.core.system import to_json
 from fedveil.data.pixels import to_bytes
 
 FOLDER = "attacks"

@@ -38,7 +38,7 @@ def from_tap(
     task = simulator.task
     if tap in UPDATE_TAPS and task.optimizer != "sgd":
         raise RunError(f"attack.tap: an update made by {task.optimizer} is no sum of gradients; attack the tap 'batch'")
-    lr = simulator.schedule.at(number)
+    lr = simulator.task.setting.lr_at(number)
     drawn = [drawn_rows(federation, number, client) for client in clients]
     behind = [_sizes(tap, batches) for batches in drawn]
     if len(set(behind)) > 1:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedveil.accounting import accountants, ledger, transcript
 from fedveil.accounting.accountants import Round
-from fedveil.accounting.seeded import as_planned
+from fedveil.accounting.ledger import as_planned
 from fedveil.core.events import Release
 from fedveil.core.setting import Setting
 from fedveil.core.taps import CHAIN
@@ -92,8 +92,8 @@ def _why_not(defenses: Sequence[Defense], setting: Setting, attacked: Attacked, 
         row = ledger.certified(planned, attacked.tap, attacked.unit, delta)
         if row.epsilon is None or not row.certified:
             return f"the ledger certifies nothing for these defences together: {row.reason}"
-    if release.law != "gaussian" or release.multiplier <= 0.0:
-        return f"not compared: {release.law} noise, z = {release.multiplier:.4g}"
+    if release.distribution != "gaussian" or release.multiplier <= 0.0:
+        return f"not compared: {release.distribution} noise, z = {release.multiplier:.4g}"
     return ""
 
 

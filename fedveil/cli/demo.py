@@ -45,8 +45,8 @@ def run_demo(settings: list[str], out: str | None, json: bool) -> None:
     if out == "":
         raise ConfigError("--out", out, "takes the folder of a run: leave it out for one below runs/")
     studies = {name: load(None, given) for name, given in _studies(settings).items()}
-    from fedveil.cli.report import write_report
     from fedveil.federation import prepare
+    from fedveil.report.write import report
     from fedveil.runs import RunFolder, default_path
 
     ready = {name: prepare(config) for name, config in studies.items()}  # all of them first, so that errors come early
@@ -59,7 +59,7 @@ def run_demo(settings: list[str], out: str | None, json: bool) -> None:
         show.note(f"{number} of {len(ready)}: attacking, {name}")
         _attack(federation, study / name)
         _guess(study / name)
-    document = write_report([study / name for name in ready], study / "report.html")
+    document = report([study / name for name in ready], study / "report.html").as_dict()
     if json:
         show.print_json({**results["none"].as_dict(), "study": str(study), **document})
         return
@@ -77,15 +77,14 @@ def _studies(given: list[str]) -> dict[str, list[str]]:
     shared = [*base, *(item for item in given if item not in own)]
     if not own:
         return {name: [*shared, *settings] for name, settings in DEFENSES.items()}
-    named = "+".join(d["name"] for d in load(None, own).defense)
+    named = "+".join(d.name for d in load(None, own).defense)
     return {"none": [*shared, *DEFENSES["none"]], **({named: [*shared, *own]} if named != "none" else {})}
 
 
 def _trained(federation: Any, run: Any) -> Any:
-    from fedveil.cli.train import Bar
     from fedveil.training import train
 
-    with Bar(federation.rounds) as bar:
+    with show.Bar(federation.rounds) as bar:
         return train(federation, run, bar)
 
 

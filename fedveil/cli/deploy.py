@@ -197,7 +197,6 @@ def _run(
 ) -> dict[str, Any]:
     """Starts a run, or resumes one, and shows a progress bar until it ends."""
     from fedveil.cli import show
-    from fedveil.cli.train import Bar
     from fedveil.config import load
     from fedveil.deploy import files, follow
     from fedveil.runs import RunFolder
@@ -209,7 +208,7 @@ def _run(
     else:
         config = follow.checked(federation, load(*config_of), test=terms.test)
         run_folder, rounds = follow.new_folder(out, config), config.train.rounds
-    with Bar(rounds or 1) as bar:
+    with show.Bar(rounds or 1) as bar:
         return follow.run(federation, config, run_folder, terms, show.note, bar)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from fedveil import __version__, compilation
 from fedveil.cli import deploy
 from fedveil.cli.options import FileArgument, JsonOption, SetOption
-from fedveil.core.errors import FedveilError, Interrupted, did_you_mean, printable, show
+from fedveil.core.errors import ConfigError, FedveilError, Interrupted, did_you_mean, printable, show
 
 HELP = "Federated learning under differential privacy: train it, attack it, account for it."
 app = typer.Typer(name="fedveil", help=HELP, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -50,9 +51,38 @@ def train(
     json: JsonOption = False,
 ) -> None:
     """Train a federation and write its run folder."""
-    from fedveil.cli.train import run_train
+    from fedveil.cli import show
+    from fedveil.config import load
+    from fedveil.federation import federation
+    from fedveil.runs import RunFolder, default_path, newest_unfinished
+    from fedveil.training import reopen
+    from fedveil.training import train as run_rounds
 
-    run_train(file, settings or [], out, resume, json)
+    if out == "":
+        raise ConfigError("--out", out, "takes the folder of a run: leave it out for one below runs/")
+    if resume is not None:
+        if file is not None or settings:
+            raise ConfigError("--resume", resume or None, "takes the run's own config: leave out FILE and -s")
+        run = RunFolder.open(Path(resume or out or newest_unfinished()))
+        if run.read_info().get("own_model"):
+            takes = "was trained with a model of its own: go on with it from Python, fedveil.train(..., resume=True)"
+            raise ConfigError("--resume", str(run.path), takes)
+        ready = reopen(run)
+    else:
+        ready = federation(load(file, settings))
+        names = "+".join(d.name for d in ready.config.defense)
+        run = RunFolder.create(Path(out) if out else default_path(f"{ready.config.data.name}-{names}"))
+    try:
+        with show.Bar(ready.rounds) as bar:
+            result = run_rounds(ready, run, bar)
+    except KeyboardInterrupt:  # a second Ctrl-C: what the last checkpoint holds is kept
+        if not run.config.exists():
+            raise
+        raise Interrupted(f"interrupted; {run.how_to_go_on}") from None
+    if json:
+        show.print_json(result.as_dict())
+    else:
+        show.print_training(ready, result)
 
 
 @app.command("demo")
@@ -73,7 +103,9 @@ def ledger(
         typer.Argument(metavar="[FILE.toml | RUN]", help="Config file, or a run folder.", show_default=False),
     ] = None,
     settings: SetOption = None,
-    rounds: Annotated[str | None, typer.Option("--rounds", help="After so many rounds; several as 10,60,100.")] = None,
+    rounds: Annotated[
+        str | None, typer.Option("--rounds", help="After this many rounds; several as 10,60,100.")
+    ] = None,
     delta: DeltaOption = None,
     accountant: Annotated[str | None, typer.Option("--accountant", help="Only this one: paper, pld or rdp.")] = None,
     curves: Annotated[
@@ -102,7 +134,8 @@ def calibrate(
     """Find the noise that an ε takes; or with --noise the rounds that it affords."""
     from fedveil.cli.ledger import run_calibrate
 
-    run_calibrate(file, settings or [], epsilon, delta, tap, unit, adjacency, noise, json)
+    goal = {"epsilon": epsilon, "delta": delta, "tap": tap, "unit": unit, "adjacency": adjacency, "noise": noise}
+    run_calibrate(file, settings or [], goal, json)
 
 
 @app.command("attack")
@@ -150,12 +183,14 @@ def audit(
     json: JsonOption = False,
 ) -> None:
     """Test the noise that training draws, and attack it with canaries: lower bounds on ε beside the certified ones."""
+    from fedveil.audit.run import METHODS
     from fedveil.cli.audit import run_audit
 
-    run_audit(
-        file, settings or [], tap=tap, unit=unit, method=method, trials=trials, canaries=canaries, seeds=seeds,
-        confidence=confidence, delta=delta, rounds=rounds, steps=steps, json=json,
-    )  # fmt: skip
+    options = {
+        "tap": tap, "unit": unit, "methods": (method,) if method else METHODS, "trials": trials, "canaries": canaries,
+        "seeds": seeds, "confidence": confidence, "delta": delta, "rounds": rounds, "steps": steps,
+    }  # fmt: skip
+    run_audit(file, settings or [], options, json)
 
 
 @app.command("list")
@@ -220,10 +255,9 @@ def lab(
     json: JsonOption = False,
 ) -> None:
     """Serve a local web page: watch attacks live, compare noise with accuracy, browse runs."""
-    from fedveil.cli.lab import LabOptions, run_lab
+    from fedveil.cli.lab import Lab, run_lab
 
-    options = LabOptions(host, port, token, folder, runs, workers, minutes, memory, browser)
-    run_lab(file, settings or [], options, json)
+    run_lab(Lab(file, settings or [], host, port, token, folder, runs, workers, minutes, memory, browser), json)
 
 
 @app.command("report")
@@ -302,11 +336,11 @@ def data_check(
 def _optional_resume(arguments: list[str]) -> list[str]:
     """`--resume` may stand alone: then it means the run in --out, or the newest unfinished one below runs/."""
     arguments = list(arguments)
-    for place, argument in enumerate(arguments):
+    for index, argument in enumerate(arguments):
         if argument == "--resume":
-            following = arguments[place + 1] if place + 1 < len(arguments) else "-"
+            following = arguments[index + 1] if index + 1 < len(arguments) else "-"
             if following.startswith("-"):
-                arguments[place] = "--resume="
+                arguments[index] = "--resume="
     return arguments
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Law = Literal["gaussian", "laplace"]
+Distribution = Literal["gaussian", "laplace"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Release:
 
     tap: str
     unit: Literal["example", "client"]
-    law: Law
+    distribution: Distribution
     multiplier: float
     uses: Literal["step", "round"]
     stage: str  # where in the round the noise enters

@@ -14,7 +14,7 @@ TAPS: dict[str, str] = {
     "release": "the final or published model",
 }
 # The taps that have an account, in the order of a table. What the tap `batch` shows has no account of its own.
-ACCOUNTED_TAPS = tuple(tap for tap in TAPS if tap != "batch")
+ACCOUNTED_TAPS = ("example", "client", "server", "broadcast", "release")
 
 # What one tap shows reaches the next one processed further, so along this chain an account can only fall. What a client
 # receives is made from the model that is released.

@@ -28,12 +28,12 @@ import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from fedveil.core.events import Claim, Release
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect, StageContext
-from fedveil.mechanisms.mechanism import Placed
+from fedveil.mechanisms.mechanism import Placed, Schedule, Shape
 
 if TYPE_CHECKING:
     import jax
@@ -244,3 +244,37 @@ class Defense:
 def filters(defenses: Sequence[Defense], stage: str) -> list[Callable[..., Any]]:
     """The functions that fill in a stage, in the order of the defences; empty where nobody does."""
     return [getattr(d, stage) for d in defenses if d.fills(stage)]
+
+
+class Scheduled(Defense):
+    """A defence with the keys `clip`, `clip_end`, `noise`, `noise_end` and `schedule`."""
+
+    clip: float
+    clip_end: float | None
+    noise: float
+    noise_end: float | None
+    schedule: Shape
+
+    def bound(self, setting: Setting) -> Schedule:
+        """C by round."""
+        return Schedule(self.clip, self.clip_end, self.schedule, setting.rounds)
+
+    def multiplier(self, setting: Setting) -> Schedule:
+        """σ by round."""
+        return Schedule(self.noise, self.noise_end, self.schedule, setting.rounds)
+
+    def dial(self, unit: str) -> Dial:
+        return Dial("noise", self.noise)
+
+    def turned(self, dial: Dial, value: float) -> Self:
+        end = None if self.noise_end is None else self.noise_end * value / (self.noise or 1.0)
+        return dataclasses.replace(self, noise=value, noise_end=end)  # type: ignore[type-var]
+
+    def silenced(self) -> Self:
+        return dataclasses.replace(self, noise=0.0, noise_end=None)  # type: ignore[type-var]
+
+    def clip_bounds(self) -> tuple[float, ...]:
+        return (self.clip,) if self.clip_end is None else (self.clip, self.clip_end)
+
+    def noise_levels(self) -> tuple[float, ...]:
+        return (self.noise,) if self.noise_end is None else (self.noise, self.noise_end)

@@ -25,9 +25,8 @@ from pydantic import Field
 from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect, StageContext
-from fedveil.defenses.scheduled import Scheduled
-from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed
-from fedveil.mechanisms.schedule import Shape
+from fedveil.defenses.base import Scheduled
+from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed, Shape
 
 Positive = Annotated[float, Field(gt=0)]
 Tree = Any

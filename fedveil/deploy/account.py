@@ -26,7 +26,7 @@ from fedveil.accounting.accountants import Round
 from fedveil.accounting.accounts import realised_epsilon
 from fedveil.accounting.filters import RenyiFilter
 from fedveil.core.errors import RunError
-from fedveil.core.jsontext import to_json
+from fedveil.core.system import to_json
 from fedveil.core.taps import NODE_UNITS
 from fedveil.deploy.limits import Limits, Refused
 
@@ -49,12 +49,12 @@ class Use:
     @classmethod
     def of(cls, cost: Round) -> Use:
         z = min(value for _, value in cost.noise)
-        return cls(z, cost.steps, cost.rate, cost.hidden, cost.law, cost.replace)
+        return cls(z, cost.steps, cost.rate, cost.hidden, cost.distribution, cost.replace)
 
     @property
     def round(self) -> Round:
         law: Any = self.law
-        return Round(((1.0, self.z),), self.steps, self.rate, self.hidden, law=law, replace=self.replace)
+        return Round(((1.0, self.z),), self.steps, self.rate, self.hidden, distribution=law, replace=self.replace)
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,9 @@ from fedveil.accounting.transcript import Executed
 from fedveil.config import Config, resolve, to_toml
 from fedveil.core import keys
 from fedveil.core.errors import ConfigError, FedveilError, RunError
-from fedveil.core.jsontext import to_json
+from fedveil.core.system import to_json
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
-from fedveil.defenses.catalog import make_all
 from fedveil.deploy.messages import (
     BadMessage,
     Introduction,
@@ -83,7 +82,7 @@ def check_deployable(config: Config, *, test: bool = False) -> None:
             "what unmasks a single update (docs/deployment.md): use a defence that protects each update on its own"
         )
         raise ConfigError("train.secure_aggregation", True, takes)
-    for defense in make_all(config.defense):
+    for defense in config.defense:
         refusal = defense.refuses_deployment()
         if refusal is not None:
             raise ConfigError(f"defense.{refusal.key}", refusal.value, refusal.takes)
@@ -269,7 +268,7 @@ class _DeployedRun:
     def _executed(self, number: int) -> Executed:
         """The transcript entry of the next attempt at a round. Every attempt has fresh noise, and counts."""
         task, attempt = self.simulator.task, sum(1 for asked, _ in self.recorder.rounds if asked == number)
-        lr, asked = self.simulator.schedule.at(number), task.setting.per_round
+        lr, asked = task.setting.lr_at(number), task.setting.per_round
         return transcript.executed(task.defenses, task.setting, number, lr, asked, 0, attempt)
 
     def _affordable(self, number: int) -> bool:
@@ -290,7 +289,7 @@ class _DeployedRun:
     def _round(self, state: ServerState, number: int) -> tuple[ServerState, Row]:
         simulator, began = self.simulator, time.monotonic()
         cohort = simulator.cohort(state, number)
-        lr = jnp.asarray(simulator.schedule.at(number), simulator.task.dtype)
+        lr = jnp.asarray(simulator.task.setting.lr_at(number), simulator.task.dtype)
         round_key = simulator.round_key(number) if self.terms.test else secure.fresh_key()
         requests = self._requests(state, number, cohort, round_key, lr)
         self.record.asked += 1
@@ -451,7 +450,7 @@ def _assemble(config: Config, members: Members, draws: keys.Draws) -> tuple[Fede
 
 def _server_data(config: Config, members: Members) -> Dataset | None:
     """The server's own data: the held-out part, and a public set if a defence uses one. None if it does not match."""
-    share = max(defense.public_share(config.data.name) for defense in make_all(config.defense))
+    share = max(defense.public_share(config.data.name) for defense in config.defense)
     try:
         found = load_data(config, share)
     except FedveilError:

@@ -105,5 +105,5 @@ class _Follower:
 def new_folder(out: str | None, config: Config) -> RunFolder:
     from fedveil.runs import default_path
 
-    names = "+".join(d["name"] for d in config.defense)
+    names = "+".join(d.name for d in config.defense)
     return RunFolder.create(Path(out) if out else default_path(f"deploy-{config.data.name}-{names}"))

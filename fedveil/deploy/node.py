@@ -21,20 +21,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil.accounting import company, transcript
+from fedveil.accounting import accounts, transcript
 from fedveil.accounting.accountants import Round
 from fedveil.accounting.accounts import realised
 from fedveil.config import Config, from_dict, resolve
 from fedveil.core import keys
 from fedveil.core.errors import ConfigError, DataError
-from fedveil.core.jsontext import to_json
+from fedveil.core.system import to_json
 from fedveil.core.taps import NODE_UNITS
 from fedveil.data.arrays import read_arrays
 from fedveil.data.dataset import Dataset, Part, check_arrays
 from fedveil.data.partition import Partition
 from fedveil.data.pixels import scale_of
 from fedveil.defenses.base import Defense
-from fedveil.defenses.catalog import make_all
 from fedveil.deploy import limits as limiting
 from fedveil.deploy.account import ADJACENT, Entry, NodeLedger, Use, now
 from fedveil.deploy.limits import Node, Refused
@@ -168,7 +167,7 @@ class _NodeRound:
             max_weight=request.max_weight,
             min_weight=request.min_weight,
         )
-        defenses = make_all(config.defense)
+        defenses = config.defense
         for defense in defenses:
             defense.check(setting)
         scale, dtype = scale_of(self.data.x), config.speed.precision
@@ -198,7 +197,7 @@ class _NodeRound:
         task, number = planned.task, self.request.round
         if _reports_loss(task):
             return None, "its loss is sent to the server without noise"
-        releases = company.declared(task.defenses, task.setting)
+        releases = accounts.declared(task.defenses, task.setting)
         ran = transcript.executed(task.defenses, task.setting, number, planned.lr(number), 1, 0)
         return realised(releases, ran.multipliers, task.setting, unit, adjacency)
 

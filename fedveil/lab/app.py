@@ -14,7 +14,7 @@ from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from fedveil import __version__
 from fedveil.core.errors import ConfigError, FedveilError, RunError
-from fedveil.core.jsontext import to_json
+from fedveil.core.system import to_json
 from fedveil.lab import guard, measured, pool, requests, runs, script
 from fedveil.lab.pictures import MAX_BYTES
 from fedveil.lab.pool import Job, QueueFull

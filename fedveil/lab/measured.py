@@ -33,8 +33,8 @@ def wanted() -> list[TradeRequest]:
 def measure(document: dict[str, Any]) -> dict[str, Any]:
     """An entry of the file: a training with a noise seed, and the certificates of the same training with secret draws."""
     from fedveil.accounting import ledger
-    from fedveil.api import train
     from fedveil.federation import plan
+    from fedveil.training import train
 
     seed = document["train"].get("seed", 0)
     result = train({**document, "train": {**document["train"], "noise_seed": seed}})
@@ -84,7 +84,7 @@ def points() -> tuple[dict[str, Any], ...]:
 
 
 def main() -> None:
-    from fedveil.core.jsontext import to_json
+    from fedveil.core.system import to_json
 
     entries = []
     for request in wanted():

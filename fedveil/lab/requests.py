@@ -20,7 +20,7 @@ from fedveil.core.validation import one_line
 from fedveil.data.files import find
 from fedveil.data.registry import DATASETS
 from fedveil.defenses.base import Defense
-from fedveil.defenses.catalog import DEFENSES, make_all
+from fedveil.defenses.catalog import DEFENSES
 from fedveil.models.catalog import MODELS
 
 Document = dict[str, Any]
@@ -189,7 +189,6 @@ def check(document: Document) -> Document:
     """The document, after the checks of the config have passed."""
     config = from_dict(document)
     resolve(config, trainable=False)
-    make_all(config.defense)
     return document
 
 

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.attacks.inference.base import InferenceAttack
 from fedveil.config import Config, for_attack, load, resolve
-from fedveil.core.folders import user_cache
-from fedveil.core.jsontext import to_json
+from fedveil.core.system import to_json, user_cache
 from fedveil.data.registry import DATASETS
+from fedveil.defenses.catalog import resolved
 
 if TYPE_CHECKING:
     from fedveil.recipes.cell import Job
@@ -129,7 +129,7 @@ def document(kind: str, given: tuple[str, ...]) -> Document:
     elif kind in INFERENCES:
         made["attack"] = _inference(config)
     kept = {name: _used(name, section) for name, section in made.items()}
-    return _plain({**kept, "defense": [_used(one["name"], one) for one in config.defense]})
+    return _plain({**kept, "defense": [_used(one.name, resolved(one)) for one in config.defense]})
 
 
 # Digests of measured cells hold the keys of all attacks of a family, at these values where an attack has no such key.

@@ -138,7 +138,7 @@ def calibrated(job: Job) -> Result:
     made = plan(_config(job))
     wanted = {key: job.options[key] for key in ("epsilon", "delta", "tap", "unit")}
     found = calibrate.noise_for(made.defenses, made.setting, calibrate.Goal(**wanted))
-    settings = (*job.settings, f"defense.{found.place}.{found.key}={found.value!r}")
+    settings = (*job.settings, f"defense.{found.index}.{found.key}={found.value!r}")
     result = train(Job(job.kind, settings, {"test": True}))
     assumes = list(found.row.assumptions)
     return {

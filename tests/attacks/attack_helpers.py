@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedveil.attacks.observation import GradientObservation
-from fedveil.models.catalog import Choices, build
+from fedveil.models.catalog import ModelConfig, build
 
 
 @partial(jax.jit, static_argnums=(0, 4))
@@ -32,7 +32,7 @@ class Victims:
     y: np.ndarray  # [attacks, examples]
 
 
-VECTORS = {"shape": (10,), "model": "mlp", "choices": {"activation": "sigmoid", "hidden": (16,)}}
+VECTORS = {"shape": (10,), "model": "mlp", "choices": {"activation": "sigmoid", "hidden": [16]}}
 IMAGES = {"shape": (8, 8, 1), "model": "lenet-dlg", "choices": {"channels": 4}}
 
 
@@ -40,7 +40,7 @@ def victims(
     count=4, shape=(10,), classes=4, examples=1, model="mlp", seed=0, dtype="float64", choices=None, **more
 ) -> Victims:
     """`count` victims of a small network with weights uniform in ±0.5."""
-    net = build(model, shape, classes, Choices(**{"init": "uniform-0.5"} | (choices or {})))
+    net = build(model, shape, classes, ModelConfig(**{"init": "uniform-0.5"} | (choices or {})))
     rng = np.random.default_rng(seed)
     shapes = jax.eval_shape(net.init, jax.random.key(0))
     params = jax.tree.map(lambda a: rng.uniform(-0.5, 0.5, a.shape).astype(dtype), shapes)

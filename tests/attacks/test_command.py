@@ -11,7 +11,7 @@ from fedveil.attacks import results, study
 from fedveil.attacks.score import RULES
 from fedveil.config import NAMES, for_attack, load
 from fedveil.federation import prepare
-from fedveil.models.catalog import Choices, build
+from fedveil.models.catalog import ModelConfig, build
 
 SMALL = ["model.name=mlp", "model.hidden=[64]", "attack.images=3", "attack.iterations=15", "data.clients=6"]
 
@@ -122,7 +122,7 @@ def test_poisson_batches_are_attacked_in_groups():
 @pytest.fixture(scope="module")
 def seen():
     """Parameters and the gradient of one example of a small network, as arrays by name."""
-    model = build("mlp", (8, 8, 1), 10, Choices(hidden=(12,)))
+    model = build("mlp", (8, 8, 1), 10, ModelConfig(hidden=[12]))
     params = model.init(jax.random.key(1))
     x = np.random.default_rng(0).random((1, 8, 8, 1))
     gradients = jax.grad(lambda p: -jax.nn.log_softmax(model.apply(p, x))[0, 3])(params)

@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import pytest
 
-from fedveil.api import train
 from fedveil.attacks import results
 from fedveil.attacks.orchestrate import attack
 from fedveil.attacks.reconstruction.cpl import CPL
 from fedveil.attacks.registry import ATTACKS
 from fedveil.core.errors import ConfigError
+from fedveil.training import train
 
 MEAN_IMAGE = '''
 """A reconstruction from outside: the answer is always the mean of the attacker's auxiliary data."""
@@ -145,9 +145,9 @@ def test_own_arrays_and_an_own_model_are_attacked():
         "attack": {"name": "aono", "images": 2},
     }
     assert attack(settings, data=(x, y)).as_dict()["success_rate"] == 1.0
-    from fedveil.models.catalog import Choices, build
+    from fedveil.models.catalog import ModelConfig, build
 
-    net = build("mlp", (6,), 3, Choices(hidden=(5,)))
+    net = build("mlp", (6,), 3, ModelConfig(hidden=(5,)))
     done = attack(settings, data=(x, y), model=net)
     assert done.study.groups[0].observation.model is net and done.as_dict()["success_rate"] == 1.0
 

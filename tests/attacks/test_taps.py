@@ -5,11 +5,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from fedveil.api import federation as federation_of
 from fedveil.attacks import taps
 from fedveil.attacks.reconstruction.cpl import CPL
 from fedveil.attacks.score import score
 from fedveil.core.errors import RunError
+from fedveil.federation import federation as federation_of
 
 
 @cache

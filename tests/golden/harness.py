@@ -19,7 +19,6 @@ from fedveil.attacks.orchestrate import attack as run_attack
 from fedveil.config import TrainConfig, for_attack, from_dict, resolve
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.registry import DATASETS
-from fedveil.defenses.catalog import make_all
 from fedveil.federation import plan, prepare
 from fedveil.models.catalog import MODELS
 from fedveil.training import train as run_training
@@ -43,7 +42,7 @@ def explicit(short: Document, with_attack: bool = False) -> Document:
         "model": _read(model.model_dump(), MODEL_KEYS, MODELS[model.name or ""].keys),
         "train": config.train.model_dump(),
         "speed": config.speed.model_dump(),
-        "defense": [{"name": d.name, **dataclasses.asdict(d)} for d in make_all(config.defense)],
+        "defense": [{"name": d.name, **dataclasses.asdict(d)} for d in config.defense],
     }
     if with_attack:
         whole["attack"] = _attack_keys(config)

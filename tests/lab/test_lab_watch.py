@@ -11,7 +11,7 @@ from fedveil.attacks.base import Execution
 from fedveil.attacks.observation import of_gradients
 from fedveil.attacks.reconstruction.idlg import IDLG
 from fedveil.attacks.reconstruction.scheduler import Snapshot
-from fedveil.models.catalog import Choices, build
+from fedveil.models.catalog import ModelConfig, build
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ def test_a_watched_attack_is_the_same_attack() -> None:
     import jax
     import jax.numpy as jnp
 
-    model = build("logistic", (6,), 3, Choices())
+    model = build("logistic", (6,), 3, ModelConfig())
     params = model.init(jax.random.key(0))
     x = jax.random.uniform(jax.random.key(1), (2, 6))
 

@@ -72,10 +72,10 @@ def test_an_update_is_the_sum_of_its_steps_or_their_mean():
     import numpy as np
 
     from fedveil.attacks.observation import of_gradients
-    from fedveil.models.catalog import Choices, build
+    from fedveil.models.catalog import ModelConfig, build
     from fedveil.recipes.kinds_cpl import one_example
 
-    model = build("logistic", (3,), 2, Choices())
+    model = build("logistic", (3,), 2, ModelConfig())
     params = model.init(jax.random.key(0))
     behind = {"examples": 4, "local_steps": 4, "order": ((0,), (1,), (2,), (3,))}
     seen = of_gradients(model, params, params, (3,), 2, **behind)

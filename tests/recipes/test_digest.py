@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -107,7 +107,9 @@ def of(*settings, kind="train", **options):
 
 def test_a_default_that_is_written_out_is_no_other_cell():
     resolved = resolve(digest.load(None, ["defense.name=fed-cdp"]))
-    said = [f"defense.{key}={value}" for key, value in resolved.defense[0].items() if isinstance(value, float | int)]
+    said = [
+        f"defense.{key}={value}" for key, value in asdict(resolved.defense[0]).items() if isinstance(value, float | int)
+    ]
     assert of("defense.name=fed-cdp") == of("defense.name=fed-cdp", *said, f"train.lr={resolved.train.lr}")
     assert of("defense.name=fed-cdp", "defense.clip=4") == of("defense.name=fed-cdp", "defense.clip=4.0")
     assert of() != of("train.noise_seed=0") != of("train.noise_seed=1")

@@ -12,7 +12,7 @@ from recipe_checks import config_of
 from fedveil.attacks.observation import of_gradients
 from fedveil.config import for_attack, load, resolve
 from fedveil.federation import prepare
-from fedveil.models.catalog import Choices, build
+from fedveil.models.catalog import ModelConfig, build
 from fedveil.recipes import dpfl, kinds, kinds_dpfl
 from fedveil.recipes.cell import FULL, QUICK, Job
 from fedveil.recipes.published import published
@@ -58,11 +58,11 @@ def test_the_paper_s_size():
 
 def test_readings_of_the_server_step_and_the_public_set_have_rows_of_their_own():
     rows = {cell.row: config_of(cell).defense[0] for cell in dpfl.table_3(FULL) if cell.column == "mnist"}
-    assert rows["public set only"]["public_only"] is True
+    assert rows["public set only"].public_only is True
     for row, defense in rows.items():
-        assert defense.get("server_step") == ("as-printed" if "as printed" in row else None), row
+        assert getattr(defense, "server_step", "mean") == ("as-printed" if "as printed" in row else "mean"), row
         if row.startswith("dpfl"):
-            assert row.endswith(f"ε = {defense['epsilon']:g}") and defense["clip"] == 1.0
+            assert row.endswith(f"ε = {defense.epsilon:g}") and defense.clip == 1.0
 
 
 def test_the_baseline_has_no_noise_to_speak_of():
@@ -83,7 +83,7 @@ def test_attacks_see_the_gradient_of_one_example():
 
 def test_partly_noised_layers_and_those_left_out_make_up_the_network():
     for cell in dpfl.fig_10(FULL):
-        noised = config_of(cell).defense[0].get("layers")
+        noised = getattr(config_of(cell).defense[0], "layers", None)
         if cell.column == "clean layers matched":
             assert sorted([*noised, *cell.options["layers"]]) == ["conv1", "conv2", "dense"]
 
@@ -104,7 +104,7 @@ def test_figures_share_their_cells():
 
 def test_gradients_of_some_layers_are_those_of_the_whole_network():
     """Unobserved layers are constants; observed layers have the same gradient as in the whole network."""
-    model = build("mlp", (6,), 4, Choices(hidden=(5, 3)))
+    model = build("mlp", (6,), 4, ModelConfig(hidden=(5, 3)))
     params = model.init(jax.random.key(0))
     x = np.random.default_rng(0).random((1, 6)).astype(np.float32)
 

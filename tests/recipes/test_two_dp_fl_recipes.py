@@ -37,7 +37,7 @@ def test_delta_of_the_sweep_is_that_of_the_account():
     """The noise is calibrated to the δ that the run's own ledger prints."""
     for cell in two_dp_fl.fig_5(FULL):
         if cell.options:
-            assert config_of(cell).defense[0]["delta"] == cell.options["delta"]
+            assert config_of(cell).defense[0].delta == cell.options["delta"]
 
 
 def test_attacker_and_victim_differ_by_as_many_classes_as_the_column_says():
@@ -87,7 +87,7 @@ def trained(monkeypatch):
 def test_noise_keeps_the_epsilon_that_is_asked_for(trained):
     found = kinds.KINDS["curve"](Job("curve", SMALL, {"epsilon": 2.0, "delta": 1e-3}))
     made = load(None, list(trained[0].settings)).defense[0]
-    assert made["noise"] == made["server_noise"] == found["noise"]
+    assert made.noise == made.server_noise == found["noise"]
     assert 0.99 * 2.0 <= found["epsilon"] <= 2.0
     assert (found["fifth"], found["half"], found["accuracy"]) == (0.1, 0.2, 0.5)
 

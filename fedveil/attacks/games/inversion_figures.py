@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.accounting import ledger, transcript
-from fedveil.accounting.seeded import as_planned
+from fedveil.accounting.ledger import as_planned
 from fedveil.attacks.games.federations import Target
 from fedveil.attacks.games.inversion import Case, controls, gather, judge
 from fedveil.attacks.games.inversion_score import Scores, per_federation, summary

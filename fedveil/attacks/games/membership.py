@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import log_expit
 
 from fedveil.accounting import ledger, transcript
-from fedveil.accounting.seeded import as_planned
+from fedveil.accounting.ledger import as_planned
 from fedveil.attacks.base import Progress, silent
 from fedveil.attacks.games import observe, shadows
 from fedveil.attacks.games.federations import Target

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.accounting import ledger, transcript
-from fedveil.accounting.seeded import as_planned
+from fedveil.accounting.ledger import as_planned
 from fedveil.attacks.base import Execution, Progress, silent
 from fedveil.attacks.games.federations import Target, observed_rounds, part
 from fedveil.attacks.games.membership import Certificate, judge

@@ -13,5 +13,5 @@ def rules_of(federation: Federation) -> LocalRules:
     simulator = federation.simulator
     silenced = tuple(quiet for d in simulator.task.defenses if (quiet := d.silenced()) is not None)
     task = replace(simulator.task, defenses=silenced, scale=1.0)
-    lrs = tuple(simulator.schedule.at(number) for number in range(federation.rounds))
+    lrs = tuple(simulator.task.setting.lr_at(number) for number in range(federation.rounds))
     return LocalRules(task, simulator.sampling, lrs)

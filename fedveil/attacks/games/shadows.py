@@ -181,15 +181,14 @@ class Fleet:
 
     def _inputs(self, state: ServerState, roots: Array, number: int) -> RoundInputs:
         """What the clients of a round share: models and keys have a leading axis over federations."""
-        lr = jnp.asarray(self.simulator.schedule.at(number), self.task.dtype)
+        lr = jnp.asarray(self.task.setting.lr_at(number), self.task.dtype)
         round_keys = self._round_keys(roots, np.int32(number))
         return RoundInputs(state.params, self.simulator.x, self.simulator.y, round_keys, np.int32(number), lr)
 
     # --- cohorts and batches
 
     def _cohort(self, f: int, number: int) -> Cohort:
-        faults = self.simulator.faults
-        return sampling.draw_cohort(self.draws[f], number, self.task.setting, faults.dropout, faults.late)
+        return sampling.draw_cohort(self.draws[f], number, self.task.setting, *self.simulator.faults)
 
     def _observed_rounds(self, observed: ObservedModel) -> np.ndarray:
         """[federations]: the round in which each is observed; a model that goes out, after the last one."""

@@ -25,7 +25,7 @@ from fedveil.attacks.base import ONCE, Execution
 from fedveil.attacks.inference.base import InversionAttack
 from fedveil.attacks.observation import InversionObservation, ModelObservation
 from fedveil.core.errors import ConfigError
-from fedveil.core.lazy import Lazy
+from fedveil.core.system import Lazy
 from fedveil.models.layers import Array, Dense, Flatten, Params, Shape
 from fedveil.models.net import Model, Net
 

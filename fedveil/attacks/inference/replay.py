@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedveil.attacks.observation import AuxiliaryData
-from fedveil.core.lazy import Lazy
+from fedveil.core.system import Lazy
 from fedveil.models.layers import Array, Params
 from fedveil.simulation.sampling import Batches, BatchSampling
 

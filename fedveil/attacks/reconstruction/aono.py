@@ -19,7 +19,7 @@ from fedveil.attacks.base import ONCE, Execution, Reconstruction, Reconstruction
 from fedveil.attacks.observation import GradientObservation
 from fedveil.attacks.reconstruction.matching import GradientMatching
 from fedveil.core.errors import ConfigError
-from fedveil.core.lazy import Lazy
+from fedveil.core.system import Lazy
 from fedveil.models.layers import Dense, Flatten, Params
 from fedveil.models.net import Net
 

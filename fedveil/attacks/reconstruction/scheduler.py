@@ -32,7 +32,7 @@ from fedveil.attacks.optim.lbfgs import INNER, LBFGS, PAIRS
 from fedveil.attacks.optim.slots import RUNNING, Evaluation, Optimizer, Slots, StopRules, advance, begin, stop_rules
 from fedveil.attacks.reconstruction.matching import GradientMatching
 from fedveil.attacks.reconstruction.objective import Job, Problem, evaluate
-from fedveil.core.hardware import cores
+from fedveil.core.system import cores
 from fedveil.models.layers import Params
 from fedveil.models.net import Net, products
 

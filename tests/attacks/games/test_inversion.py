@@ -20,7 +20,7 @@ from fedveil.config import from_dict
 from fedveil.core.errors import ConfigError
 from fedveil.core.keys import Draws
 from fedveil.federation import prepare
-from fedveil.models.catalog import Choices, build
+from fedveil.models.catalog import ModelConfig, build
 from fedveil.report.inversion_charts import chart4, chart6a, draw3
 
 ADVERSARIES = ("passive-local", "passive-global", "active")
@@ -71,7 +71,7 @@ def cases():
 
 
 def observed(model="logistic", shape=(6, 5, 1), classes=4, seed=0, span=(0.0, 1.0), scale=1.0):
-    net = build(model, shape, classes, Choices(hidden=(8,)))
+    net = build(model, shape, classes, ModelConfig(hidden=(8,)))
     shapes = jax.eval_shape(net.init, jax.random.key(0))
     rng = np.random.default_rng(seed)
     params = jax.tree.map(lambda a: scale * rng.normal(size=a.shape), shapes)
@@ -281,7 +281,7 @@ def test_figure_3_shows_two_classes_by_three_adversaries_with_and_without_noise(
     draw3(tmp_path / "3.png", made)
     with Image.open(tmp_path / "3.png") as drawn:
         assert drawn.width > 8 * 64 and drawn.height > 6 * 64 and np.asarray(drawn).std() > 10
-    assert [c.defense[0]["name"] for c in played] == ["none", "2dp-fl"]
+    assert [c.defense[0].name for c in played] == ["none", "2dp-fl"]
     assert len(made.captions) == 8 and {x.shape for x in made.pictures.values()} == {(2, 8, 8, 8, 1)}
     scored = [row for row in made.rows if "seat" in row]
     assert len(scored) == 18 and all(row["seeds"] == [0, 1] and row["setting"]["rounds"] == 2 for row in made.rows)
@@ -329,7 +329,7 @@ def test_figure_6a_turns_up_the_noise(played):
     drawn = chart6a(rows, "closed").description
     assert all(f"{seat}, same" in drawn and f"{seat}, no defence" in drawn for seat in ADVERSARIES)
     noised = played[-1].defense[0]
-    assert noised["noise"] == noised["server_noise"] == 5.0 and noised["server_noise_mode"] == "same"
+    assert noised.noise == noised.server_noise == 5.0 and noised.server_noise_mode == "same"
     proofs = {row["sigma"]: row["epsilon"] for row in rows if "seat" in row}
     assert proofs[None] is None and proofs[0.0] is None and 0 < proofs[5.0] < 20
     federation = prepare(played[-1])

@@ -9,15 +9,15 @@ import pytest
 
 from fedveil.attacks import gradients
 from fedveil.attacks.reconstruction import passes
-from fedveil.models.catalog import Choices, build
+from fedveil.models.catalog import ModelConfig, build
 from fedveil.models.layers import Activation, Conv, Dense, Flatten
 from fedveil.models.net import Net
 
 NETS = {
-    "lenet-cpl": build("lenet-cpl", (9, 8, 3), 4, Choices(channels=3)),
-    "pooled": build("lenet-dlg", (8, 8, 1), 4, Choices(pooling="mean", channels=3, activation="tanh")),
+    "lenet-cpl": build("lenet-cpl", (9, 8, 3), 4, ModelConfig(channels=3)),
+    "pooled": build("lenet-dlg", (8, 8, 1), 4, ModelConfig(pooling="mean", channels=3, activation="tanh")),
     "cnn": build("cnn", (8, 8, 1), 4),
-    "mlp": build("mlp", (7,), 3, Choices(hidden=(6, 5), activation="sigmoid")),
+    "mlp": build("mlp", (7,), 3, ModelConfig(hidden=[6, 5], activation="sigmoid")),
     "logistic": build("logistic", (4, 4, 1), 3),
     # A stride wider than the kernel: some pixels are in no window.
     "strided": Net((Conv("c", 2, 2, stride=3, padding=1), Activation("sigmoid"), Flatten(), Dense("d", 3)), (7, 8, 2)),
