@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -384,7 +385,8 @@ def test_a_defence_object_is_trained_with(tmp_path):
     halved = fedveil.train(SETTINGS, data=(X, Y), defense=Halved(), out=tmp_path / "run")
     assert halved.loss != whole.loss
     assert fedveil.train(SETTINGS, data=(X, Y), defense=[Halved(1.0)]).loss == pytest.approx(whole.loss)
-    assert '[[defense]]\nname = "halved"\nfactor = 0.5' in (tmp_path / "run" / "config.toml").read_text()
+    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert written["defense"] == [{"name": "halved", "factor": 0.5}]
 
 
 def test_several_defence_objects_are_combined():
