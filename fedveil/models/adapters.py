@@ -1,12 +1,12 @@
-"""Models from elsewhere as Fedveil models: plain functions, Flax, Equinox, PyTorch.
+"""Adapters: plain functions and Flax, Equinox or PyTorch modules as Fedveil models.
 
-A round wants parameters as a dict of layers (layer → dict of arrays), because defences clip layer by layer. Frameworks
-keep them in trees of their own. So each array gets two names from its path in the framework's tree: the last part is its
-name, what comes before is its layer. `apply` puts the tree together again.
+A round needs parameters as a dict of layers (layer → dict of arrays), because defences clip layer by layer. Frameworks use
+other trees. So each array gets two names from its path in the framework's tree: the last part is its name, the rest is its
+layer. `apply` rebuilds the framework's tree.
 
-What a model computes for one example must not depend on the others of the batch: a gradient of a single example would
-have no meaning. Modules that carry state across examples are therefore refused. The frameworks themselves are imported
-only when asked for; none is a dependency.
+A model's output for one example must not depend on the other examples of the batch: the gradient of a single example would
+have no meaning. So modules that carry state across examples are refused. A framework is imported only when its adapter is
+called; none is a dependency.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fedveil.models.layers import (
 from fedveil.models.net import Net
 
 Tree = Any
-TOP = "top"  # the layer of arrays that lie at the root of a tree
+TOP = "top"  # the layer of arrays at the root of a tree
 _MIXES = (
     "keeps state across examples ({}), so that one example's gradient depends on others: use GroupNorm or LayerNorm"
 )
@@ -77,7 +77,7 @@ def _structure(tree: Tree) -> tuple[Any, tuple[tuple[str, str], ...]]:
 
 @dataclass(frozen=True)
 class TreeModel:
-    """A model whose own parameters are some tree of arrays."""
+    """A model whose parameters are any tree of arrays."""
 
     make: Callable[[Array], Tree]
     call: Callable[[Tree, Array], Array]
@@ -91,7 +91,7 @@ class TreeModel:
         return self.call(self.tree(params), x)
 
     def tree(self, params: Params) -> Tree:
-        """The parameters as the framework holds them: for going on there after training."""
+        """The parameters as the framework's own tree, to use them there after training."""
         return jax.tree.unflatten(self.structure, [params[layer][name] for layer, name in self.names])
 
 
@@ -99,15 +99,15 @@ class TreeModel:
 
 
 def from_functions(init: Callable[[Array], Tree], apply: Callable[[Tree, Array], Array]) -> TreeModel:
-    """A model from `init(key)`, which gives any tree of float arrays, and `apply(tree, x)`, logits for a batch."""
+    """A model from `init(key)`, which returns any tree of float arrays, and `apply(tree, x)`, the logits of a batch."""
     return TreeModel(init, apply, *_structure(jax.eval_shape(init, jax.random.key(0))))
 
 
 def from_flax(module: Any, example: Any) -> TreeModel:
     """A `flax.linen` module; `example` is a batch to infer shapes from, such as `x[:1]`.
 
-    Modules with more than parameters (BatchNorm's running statistics) are refused. The modules of `flax.nnx` hold their
-    own arrays and are not taken: wrap them with `from_functions`.
+    Modules with other variables than parameters (BatchNorm's running statistics) are refused. Modules of `flax.nnx` hold
+    their own arrays and are refused, too: wrap them with `from_functions`.
     """
     from flax import linen
 
@@ -126,7 +126,7 @@ def from_flax(module: Any, example: Any) -> TreeModel:
 
 
 def from_equinox(make: Callable[[Array], Any]) -> TreeModel:
-    """An Equinox module as `make(key)` builds it, called on one example (images are height × width × channels)."""
+    """An Equinox module that `make(key)` builds. It is called on one example (images are height × width × channels)."""
     import equinox
 
     def is_state(leaf: Any) -> bool:
@@ -148,7 +148,7 @@ def from_equinox(make: Callable[[Array], Any]) -> TreeModel:
 
 @dataclass(frozen=True)
 class StartedNet(Net):
-    """A network of our own layers that starts from given weights."""
+    """A network of our layers whose initial weights are given."""
 
     weights: Callable[[], Params] = field(kw_only=True)
 
@@ -158,7 +158,7 @@ class StartedNet(Net):
 
 @dataclass
 class _Torch:
-    """A translation under way: our layers so far, their weights, and what shape the next layer sees."""
+    """A translation in progress: the layers so far, their weights, and the input shape of the next layer."""
 
     shape: Shape
     layers: list[Layer] = field(default_factory=list)
@@ -172,10 +172,10 @@ class _Torch:
 
 
 def from_torch(sequential: Any, input_shape: Shape) -> StartedNet:
-    """A `torch.nn.Sequential` of common layers as a network of our own that starts from its weights.
+    """A `torch.nn.Sequential` of common layers as a network of our layers with its weights.
 
-    `input_shape` is that of one example here: (height, width, channels) or (features,). PyTorch's order, channels first,
-    is turned into ours, and the first Linear after a Flatten is permuted to match.
+    `input_shape` is the shape of one example: (height, width, channels) or (features,). PyTorch's channels-first order is
+    converted, and the first Linear after a Flatten is permuted to match.
     """
     from torch import nn
 
@@ -203,7 +203,7 @@ def from_torch(sequential: Any, input_shape: Shape) -> StartedNet:
 
 
 def _modules(sequential: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Layers by name, those of nested Sequentials too; `named_children` would leave out a layer used twice."""
+    """Layers by name, with those of nested Sequentials. `named_children` would omit a layer that is used twice."""
     for name, layer in sequential._modules.items():
         if type(layer).__name__ == "Sequential":
             yield from _modules(layer, f"{prefix}{name}.")
@@ -225,7 +225,7 @@ def _pair(value: Any) -> tuple[Any, ...]:
 
 
 def _weights(so_far: _Torch, name: str, layer: Any) -> dict[str, np.ndarray]:
-    """A layer's arrays as PyTorch has them, `w` and perhaps `b`."""
+    """A layer's arrays in PyTorch's order, `w` and, with a bias, `b`."""
     _need(
         name, layer, id(layer) not in so_far.seen, "stands twice in the Sequential: shared weights cannot be translated"
     )

@@ -1,11 +1,11 @@
 """Cryptographic randomness for deployments: ChaCha20 keyed with bytes from the operating system, as a kind of JAX key.
 
-Simulation draws from keys of 64 bits (`core.keys.Draws`). A deployed node draws from `fresh_key()`:
-256 bits from `os.urandom`, used for one round and stored nowhere. Keys of this kind pass through the same code as others:
-`fold_in` and `split` derive a new key by ChaCha20 as a pseudo-random function; what is drawn is its key stream (RFC 8439).
+A simulation draws from keys of 64 bits (`core.keys.Draws`). A deployed node draws from `fresh_key()`: 256 bits from
+`os.urandom`, used for one round and never stored. These keys work wherever JAX keys do: `fold_in` and `split` derive a new
+key by ChaCha20 as a pseudo-random function, and random bits are its key stream (RFC 8439).
 
-Noise is drawn by `gaussian` and `laplace`, each number from several draws: the few values that a single float32 draw can
-take do not show through its last bits then (Holohan and Braghin, 2021).
+`gaussian` and `laplace` compute each number from several draws. A single float32 draw takes few values, which its last bits
+would reveal (Holohan and Braghin, 2021).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ State = tuple[Array, ...]  # 16 words
 
 NAME = "fedveil-chacha20"
 _SIGMA = np.frombuffer(b"expand 32-byte k", np.uint32)
-# What a block is for, in the first word of its nonce: no derived key is ever part of a stream that is shown.
+# The purpose of a block, in the first word of its nonce: no derived key is ever part of a stream of random bits.
 _STREAM, _FOLD, _SPLIT = 0, 1, 2
 
 
@@ -44,9 +44,9 @@ def _double_round(state: State) -> State:
     words = list(state)
     for shift in (0, 1):
         for column in range(4):
-            places = [4 * row + (column + shift * row) % 4 for row in range(4)]
-            for place, word in zip(places, _quarter(*(words[place] for place in places)), strict=True):
-                words[place] = word
+            indices = [4 * row + (column + shift * row) % 4 for row in range(4)]
+            for index, word in zip(indices, _quarter(*(words[index] for index in indices)), strict=True):
+                words[index] = word
     return tuple(words)
 
 
@@ -67,7 +67,7 @@ def _rotate(word: Array, bits: int) -> Array:
 
 
 def _seed(seed: Array) -> Array:
-    """Keys of this kind come from `fresh_key` alone: a seed of 64 bits is no secret."""
+    """Refuses seeds: 64 bits are no secret, so keys of this kind come from `fresh_key` only."""
     raise TypeError("keys of this kind are made by fedveil.random.secure.fresh_key, not from a seed")
 
 
@@ -113,12 +113,12 @@ def key_of(secret: bytes) -> Array:
 
 
 def fresh_key() -> Array:
-    """A key that nobody has: 32 bytes of the operating system's randomness."""
+    """A new key: 32 bytes of the operating system's randomness."""
     return key_of(os.urandom(32))
 
 
 def is_secure(key: Array) -> bool:
-    """Whether a key is of this kind; known while tracing."""
+    """Whether a key is of this kind. The answer is known while tracing."""
     return "chacha20" in str(key.dtype)
 
 
@@ -126,7 +126,7 @@ def is_secure(key: Array) -> bool:
 
 
 def gaussian(key: Array, count: int, dtype: Any) -> Array:
-    """Standard normal numbers: the sum of four draws, halved."""
+    """Standard normal numbers: half the sum of four draws."""
     return jax.random.normal(key, (4, count), dtype).sum(axis=0) / 2
 
 

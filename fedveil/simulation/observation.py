@@ -7,6 +7,7 @@ with taps open, from the state that it started from, and gives the same numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -67,12 +68,13 @@ def observed(
     return {**found, **outer.values}
 
 
+@dataclass(frozen=True)
 class Observer:
     """Compiled rounds of several clients with taps open."""
 
-    def __init__(self, task: Task, compiler: Compiler):
-        self.task, self.compiler = task.exact, compiler  # bfloat16 would look like noise on a gradient under attack
-        self._programs: dict[tuple[frozenset[str], tuple[int, ...]], Program] = {}
+    task: Task  # exact: bfloat16 would look like noise on a gradient under attack
+    compiler: Compiler
+    _programs: dict[tuple[frozenset[str], tuple[int, ...]], Program] = field(default_factory=dict)
 
     def observe(
         self, inputs: RoundInputs, chunk: ClientInputs, taps: frozenset[str], steps: tuple[int, ...]

@@ -210,7 +210,7 @@ class Simulator:
         self._held_out = _blocks(data.dataset.held_out)
         self._rounds = Rounds(task, rule, self.compiler)
         self._scores = self.compiler.program(partial(_scores, task))
-        self._observer = Observer(task, self.compiler)
+        self._observer = Observer(task.exact, self.compiler)
         # The three parts of a client in the reference loop, where its whole round is never one program.
         self._begin = self.compiler.program(partial(client_part.begin, task))
         self._step = self.compiler.program(partial(client_part.step, task))
