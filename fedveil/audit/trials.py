@@ -1,7 +1,7 @@
 """Independent trials with and without one canary: the simulator's own `chunk_sum` and `advance`, many runs at once.
 
-A trial is a run of its own from its own key. The functions are those that the simulator compiles; here they run on a model
-of a few parameters, mapped over thousands of keys.
+A trial is an independent run from its own key. It calls the functions that the simulator compiles, on a model of a few
+parameters, mapped over thousands of keys.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Trial:
     def _one(self, root: Array, present: bool) -> Array:
         task, attacked = self.task, self.attacked
         params = jax.tree.map(lambda a: a.astype(task.dtype), task.model.init(root))
-        stateful = {str(place): d for place, d in enumerate(task.defenses) if d.stateful}
-        memory = {place: d.initial_client_states(params, self.clients) for place, d in stateful.items()}
+        stateful = {str(index): d for index, d in enumerate(task.defenses) if d.stateful}
+        memory = {index: d.initial_client_states(params, self.clients) for index, d in stateful.items()}
         state = server.initial_state(_RULE, params, memory)
 
         def body(state: ServerState, number: Array) -> tuple[ServerState, Array]:
@@ -76,7 +76,7 @@ class Trial:
         return new, self._along(state.params) - self._along(seen)
 
     def _example(self, state: ServerState, present: bool, round_key: Array, number: Array, lr: Array) -> Array:
-        """What the tap `example` shows of the canary's place."""
+        """What the tap `example` shows of the canary's gradient."""
         x, y, (index, mask, steps), ids, *_ = self._inputs(present)
         shown = simulator._watched(
             self.task, frozenset({"example"}), (0,), state.params, x, y, index, mask, steps, ids, state.clients,
@@ -113,8 +113,8 @@ class Trial:
     def _along(self, tree: Params) -> Array:
         """The part along the canary's direction, in all layers."""
         total = jnp.zeros((), self.task.dtype)
-        for place, kind in enumerate(self.kinds):
-            layer = tree[f"layer{place}"]
+        for index, kind in enumerate(self.kinds):
+            layer = tree[f"layer{index}"]
             norm = kind.name == "norm"
             total += layer["scale"][0] if norm else (layer["w"][0, 1] - layer["w"][0, 0]) / math.sqrt(2.0)
         return total

@@ -25,7 +25,7 @@ app.add_typer(deploy.deploy_app, name="deploy")
 KINDS = ("datasets", "models", "partitions", "defenses", "attacks", "inits", "taps")
 
 OutOption = Annotated[str | None, typer.Option("--out", help="Run folder to make (default: runs/NAME-TIME).")]
-ResumeOption = Annotated[str | None, typer.Option("--resume", help="Go on with the run in this folder.")]
+ResumeOption = Annotated[str | None, typer.Option("--resume", help="Resume the run in this folder.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -211,9 +211,9 @@ def reproduce(
         str | None, typer.Argument(help="PAPER/table-N, PAPER/fig-N, a paper, or all; without it, the list.")
     ] = None,
     full: Annotated[bool, typer.Option("--full/--quick", help="The paper's size, or one for two cores.")] = False,
-    cells: Annotated[str | None, typer.Option("--cells", help="Folder of measured cells, to go on with.")] = None,
+    cells: Annotated[str | None, typer.Option("--cells", help="Folder of measured cells, to continue from.")] = None,
     minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.0, help="Begin no new cell after so many minutes.")
+        float | None, typer.Option("--minutes", min=0.0, help="Begin no new cell after this many minutes.")
     ] = None,
     workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Cells measured at a time.")] = 1,
     out: Annotated[str | None, typer.Option("--out", help="Folder for the figures, as SVG.")] = None,
