@@ -16,9 +16,12 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fedveil.accounting.accountants import register_accountant
+    from fedveil.attacks.orchestrate import attack
+    from fedveil.attacks.registry import register_attack
     from fedveil.audit.run import audit
     from fedveil.data.arrays import from_arrays
     from fedveil.data.load import load as load_dataset
+    from fedveil.data.registry import register_dataset
     from fedveil.defenses.catalog import register_defense
     from fedveil.federation import federation
     from fedveil.models.adapters import from_equinox, from_flax, from_functions, from_torch
@@ -74,6 +77,5 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'fedveil' has no attribute {name!r}")
     module, function = FUNCTIONS[name]
     found = getattr(import_module(module), function)
-    return globals().get(
-        name, found
-    )  # a callable module that the import has put here: the same in any order of imports
+    # The import may have put a callable module of this name here: the result is the same in any order of imports.
+    return globals().get(name, found)

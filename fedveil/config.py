@@ -1,4 +1,4 @@
-"""The configuration: one small model per section, defaults that work, errors of one line.
+"""The configuration: one pydantic model per section, working defaults, errors of one line.
 
 A config comes from a TOML file, from `section.key=value` settings, or from both. `load` checks all that can be checked
 without data; `resolve` fills in what depends on the dataset, so that a run folder says exactly what was run.
@@ -43,7 +43,7 @@ OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
 SMALLEST_SCATTERED = 16  # pixels: smaller images have hardly any windows of four
 CHUNK_TAKES = "takes 'auto' or a whole number of clients, 1 or more"
 
-# Keys that take one of a table of names; checked apart from types, so that the error can say "did you mean".
+# Keys that take a name from a table. They are checked before types, so that the error can say "did you mean".
 NAMES: dict[str, Collection[str]] = {
     "data.name": DATASETS.keys(),  # a view, which shows datasets that are registered later
     "data.partition": tuple(PARTITIONS),
@@ -68,10 +68,10 @@ FORMER_ATTACK_KEYS = {"seat": "adversary", "trait": "property"}
 
 
 class DataConfig(Section):
-    """`[data]`: what is learnt from, and how it lies with the clients."""
+    """`[data]`: the dataset, and how it is divided among the clients."""
 
     name: str = Field("digits", description="dataset")
-    partition: str | None = Field(None, description="how examples lie with clients (shards; by dataset)")
+    partition: str | None = Field(None, description="how examples are divided among clients (shards; by dataset)")
     clients: int = Field(100, ge=1, le=10_000_000, description="number of clients, K")
     per_client: int | None = Field(None, ge=1, description="examples per client, N_i (by dataset)")
     classes_per_client: int | None = Field(None, ge=1, description="classes or shards per client (2; LFW 15)")
@@ -81,7 +81,7 @@ class DataConfig(Section):
         min_length=1,
         description="classes of the first clients, one list for each; the others follow the partition",
     )
-    min_images: Literal[14, 20] = Field(20, description="LFW: people with at least so many images")
+    min_images: Literal[14, 20] = Field(20, description="LFW: people with at least this many images")
     size: Literal[32, 64, 128] = Field(32, description="LFW: pixels per side")
     features: str = Field("raw", description="raw, or scatter: fixed wavelet features of images, for a model on top")
     split: str = Field("fed-cdp", description="whose split: fed-cdp (validation), cpl (test), dpfl (test less public)")
@@ -246,7 +246,7 @@ Defenses = Defense | Mapping[str, Any] | Sequence[Defense | Mapping[str, Any]]
 
 
 def from_settings(settings: Settings = None, defense: Defenses | None = None) -> Config:
-    """The config that a caller's settings describe; `defense` takes the place of theirs."""
+    """The config that a caller's settings describe; `defense` replaces theirs."""
     if isinstance(settings, Config):
         return settings if defense is None else settings.model_copy(update={"defense": make_all(defense)})
     if isinstance(settings, str | Path):
@@ -387,7 +387,7 @@ def _one_line(error: ValidationError) -> ConfigError:
 
 
 def resolve(config: Config, *, trainable: bool = True) -> Config:
-    """Every default that depends on the dataset or the defence, filled in; and what depends on several keys, checked."""
+    """Fills in every default that depends on the dataset or the defence, and checks what depends on several keys."""
     info = DATASETS[config.data.name]
     if trainable and not info.trainable:
         raise ConfigError(
@@ -440,7 +440,7 @@ def _resolve_data(config: Config) -> DataConfig:
             "data.features", data.features, f"takes images of at least {SMALLEST_SCATTERED} pixels: use raw"
         )
     changes: dict[str, object] = {"partition": name}
-    # The dataset's usual size holds for partitions that cut equal pieces; the others deal out all the data.
+    # The dataset's default size is for partitions into equal parts; the others distribute all the data.
     if name in ("iid", "shards", "classes"):
         changes["per_client"] = data.per_client or info.per_client
     if "classes_per_client" in keys:
@@ -503,7 +503,7 @@ def _resolve_train(config: Config) -> TrainConfig:
 
 
 def _refuse_unread(section: str, given: Section, read: tuple[str, ...], keys: tuple[str, ...], who: str) -> None:
-    """An option that would be ignored is an error: whoever set it expects it to do something."""
+    """Refuses an option that would be ignored: the user who set it expects an effect."""
     for key in keys:
         default = type(given).model_fields[key].get_default()
         if key not in read and getattr(given, key) != default:

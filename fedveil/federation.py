@@ -1,7 +1,9 @@
-"""From a config to a plan, which an account needs, and to a federation, which can be run.
+"""From a config to a `Plan`, which an account reads, and to a `Federation`, which can be run.
 
 `plan` needs no JAX, and no data where the sizes are known: accounts are quick and do not wait for downloads. `prepare`
 loads the data and builds model, defences and simulator.
+
+The module is callable: `fedveil.federation(...)` is its function `federation`.
 """
 
 from __future__ import annotations
@@ -36,19 +38,19 @@ if TYPE_CHECKING:
 
 
 Arrays = Dataset | Sequence[np.ndarray]
-IN_MEMORY = "(arrays in memory)"  # stands for the file of a dataset that a caller holds
+IN_MEMORY = "(arrays in memory)"  # recorded as the file name of a dataset that a caller holds
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What an account needs of a run: no data, no training."""
+    """What an account needs to know of a run: no data, no training."""
 
     config: Config
     defenses: tuple[Defense, ...]
     setting: Setting
 
     def transcript(self, rounds: int | None = None) -> Transcript:
-        """The transcript of its rounds, or of another number of them, before any has happened."""
+        """The transcript of the planned rounds, or of another number of them, before any is executed."""
         return planned(self.defenses, self.setting, self.setting.rounds if rounds is None else rounds)
 
 
@@ -203,7 +205,7 @@ def federation(
     """A federation ready to train or to be observed.
 
     `settings`: nested dicts as in a config file, a `Config`, the path of a TOML file, or a list of `section.key=value`.
-    `defense`: a defence object, or several in order, in place of the one in the settings. `data`: a `Dataset`, or arrays
+    `defense`: a defence object, or several in order, replacing the one in the settings. `data`: a `Dataset`, or arrays
     `(x, y)` or `(x, y, x_test, y_test)`. `model`: anything with `init(key)` and `apply(params, x)`. `draws`: the source of
     cohorts, batches and noise; by default `train.noise_seed`, or a new secret.
     """
@@ -243,8 +245,8 @@ def prepare(
 ) -> Federation:
     """Loads the data and builds everything a run needs; all errors of usage come from here, before anything is written.
 
-    A caller's own dataset or model takes the place of the named one; its own partition that of the config, where clients
-    hold their data themselves. `trainable` false: for attacks on the first round, pictures too few to train on will do.
+    A caller's dataset, model or partition replaces the one that the config names; a deployment passes the partition that
+    its clients hold. `trainable` false: for attacks on the first round, pictures too few to train on will do.
     `draws`: those of a run that is resumed or attacked; by default `train.noise_seed`, or a new secret.
     """
     from fedveil.simulation.context import FederationContext

@@ -21,7 +21,7 @@ from fedveil.accounting.transcript import Transcript
 from fedveil.config import Defenses, Settings, from_settings, load
 from fedveil.core.errors import ConfigError, RunError, unknown_name
 from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, UNITS
-from fedveil.federation import IN_MEMORY, plan
+from fedveil.federation import IN_MEMORY, Plan, plan
 from fedveil.runs import RunFolder
 
 MOST_ROUNDS = 10_000_000
@@ -63,25 +63,26 @@ class Ledger(Sequence[Row]):
 
 
 def account(
-    settings: Settings = None,
+    settings: Settings | Plan = None,
     *,
     rounds: int | Sequence[int] | None = None,
     delta: float | None = None,
-    accountant: str | None = None,
+    accountant: str | Sequence[str] | None = None,
     curves: bool = False,
     defense: Defenses | None = None,
 ) -> Ledger:
     """The privacy account: ε for each tap, unit and adjacency, certified or as published, with its assumptions.
 
-    `settings`: as in `fedveil.train`, for a training that has not happened; or the path of a run folder, for the rounds
-    that it has executed. `rounds`: after this many rounds, or after each of several numbers of rounds. `delta`: by default
-    the defence's own. `accountant`: this one alone. `curves`: also μ-GDP and trade-off curves of certified rows. `defense`:
-    a defence object, or several in order, in place of the one in the settings.
+    `settings`: as in `fedveil.train`, or a plan, for a training that has not happened; or the path of a run folder, for
+    the rounds that it has executed. `rounds`: after this many rounds, or after each of several numbers of rounds.
+    `delta`: by default the defence's own. `accountant`: only this one, or only these. `curves`: also μ-GDP and trade-off
+    curves of certified rows. `defense`: a defence object, or several in order; it replaces the one in the settings.
     """
     check_delta(delta)
-    if accountant is not None and accountant not in ACCOUNTANTS:
-        raise unknown_name("accountant", accountant, ACCOUNTANTS)
-    chosen = (accountant,) if accountant else ("paper", *CERTIFYING)
+    chosen = (accountant,) if isinstance(accountant, str) else accountant or ("paper", *CERTIFYING)
+    for name in chosen:
+        if name not in ACCOUNTANTS:
+            raise unknown_name("accountant", name, ACCOUNTANTS)
     made = _transcripts(settings, _numbers(rounds), defense)
     return Ledger(tuple((one, tuple(ledger.rows(one, delta, accountants=chosen))) for one in made), curves)
 
@@ -93,11 +94,11 @@ def _numbers(rounds: int | Sequence[int] | None) -> list[int]:
     return asked
 
 
-def _transcripts(settings: Settings, rounds: list[int], defense: Defenses | None) -> list[Transcript]:
+def _transcripts(settings: Settings | Plan, rounds: list[int], defense: Defenses | None) -> list[Transcript]:
     """Of a config the plan, for each number of rounds; of a run folder what it executed, or its first rounds."""
     if isinstance(settings, str | Path) and settings != "" and Path(settings).is_dir():
         return [transcript_of(Path(settings), count) for count in rounds] or [transcript_of(Path(settings))]
-    planned = plan(from_settings(settings, defense))
+    planned = settings if isinstance(settings, Plan) else plan(from_settings(settings, defense))
     return [planned.transcript(count) for count in rounds or [planned.setting.rounds]]
 
 
@@ -180,8 +181,10 @@ def transcript_of(path: Path, rounds: int | None = None) -> Transcript:
 
 
 def _shown(run: RunFolder) -> int:
-    """Rounds that any file shows. Metrics are written before the checkpoint that holds their round, so a checkpoint that
-    cannot be read hides none."""
+    """The number of rounds that any file of the run shows.
+
+    Metrics are written before the checkpoint of their round, so an unreadable checkpoint hides no round.
+    """
     shown = len(run.read_metrics())
     try:
         return max(shown, run.checkpoint_round())
@@ -190,15 +193,15 @@ def _shown(run: RunFolder) -> int:
 
 
 def _older(run: RunFolder, rounds: int | None) -> Transcript:
-    """The plan of a simulated run, as far as its files show rounds. Of other runs the config does not tell enough."""
+    """The plan of a simulated run, for the rounds that its files show. For other runs the config is not enough."""
     config = load(run.config)
     why = ""
     if (run.path / "deploy.json").exists():
         why = "it was deployed, and its nodes, lost answers and repeated rounds are in no transcript"
     elif run.read_info().get("own_model"):
-        why = "it was trained with a model of its own, whose layers the config does not tell"
+        why = "it was trained with a caller's own model, whose layers are not in the config"
     elif config.data.file == IN_MEMORY:
-        why = "it was trained on arrays in memory, whose sizes the config does not tell"
+        why = "it was trained on arrays in memory, whose sizes are not in the config"
     if why:
         raise RunError(f"{run.path} has no {transcript.FILE}: {why}; run it again to get an account")
     done = _shown(run)

@@ -1,4 +1,4 @@
-"""Training: rounds in a loop, metrics, checkpoints, and going on after a stop."""
+"""Training: the loop over rounds, metrics, checkpoints, and resuming after a stop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Progress = Callable[[Row], None]  # sees each row of the metrics
 
 @dataclass(frozen=True)
 class Result:
-    """What a training came to."""
+    """The result of a training."""
 
     accuracy: float
     split: str  # validation or test
@@ -40,7 +40,7 @@ class Result:
     params: Params
     history: list[Row]
     ledger: list[ledger.Row] = field(default_factory=list)
-    stopped: str = ""  # why it ended before its rounds were done
+    stopped: str = ""  # why it ended early; empty otherwise
 
     def as_dict(self) -> dict[str, object]:
         """The fields of the JSON document."""
@@ -60,7 +60,7 @@ class Result:
 
 
 class SoftStop:
-    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the round in progress; a second one stops at once.
+    """Turns the first Ctrl-C or SIGTERM into a request to stop after the current round; a second one stops at once.
 
     Outside the main thread signals cannot be caught, and nothing changes.
     """
@@ -208,7 +208,7 @@ class _Training:
         return self._finish(state, accuracy, loss, rounds)
 
     def _record(self, report: RoundReport) -> None:
-        """Writes down what a round executed, before its result is used."""
+        """Records what a round executed, before its result is used."""
         task, lr = self.simulator.task, self.simulator.task.setting.lr_at(report.round)
         entry = transcript.executed(task.defenses, task.setting, report.round, lr, report.chosen, report.lost)
         if self.run is None:
@@ -225,12 +225,12 @@ class _Training:
         return Interrupted(f"stopped after {done} of {rounds} rounds; {self.run.how_to_go_on}")
 
     def _seconds(self) -> tuple[float, float]:
-        """Time spent training so far, earlier sittings of a resumed run included, and time spent compiling."""
+        """Seconds of training so far, including those before a resume, and seconds of compilation."""
         compiling = self.simulator.compile_seconds - self.compiled
         return self.earlier + time.monotonic() - self.started - compiling, compiling
 
     def _begin(self) -> tuple[ServerState, int]:
-        """The state to start from, and how many rounds it has behind it."""
+        """The state to start from, and the number of rounds already trained."""
         state = self.simulator.start()
         if self.run is None:
             return state, 0
@@ -238,7 +238,7 @@ class _Training:
             return self._begin_run(self.run, state)
 
     def _begin_run(self, run: RunFolder, state: ServerState) -> tuple[ServerState, int]:
-        """Makes the folder a run under way: its secret, its config, and metrics that end where its checkpoint does."""
+        """Prepares the folder of a running training: secret, config, and metrics cut back to the checkpoint."""
         if not run.config.exists():
             run.keep(self.simulator.draws)  # first: a run that has a config can be resumed
             write_text(run.config, to_toml(self.federation.config))
@@ -289,7 +289,7 @@ class _Training:
         self.last_flush = time.monotonic()
 
     def _checkpoint(self, state: ServerState, done: int, final: bool) -> None:
-        """Saves as often as costs at most a twentieth of the time; metrics first, so that they are never behind."""
+        """Checkpoints so often that saving takes at most 5 % of the time. Metrics are written before the checkpoint."""
         if self.run is None or not (final or time.monotonic() - self.last_save >= 20 * self.save_cost):
             return
         self._flush(None, now=True)

@@ -3,13 +3,13 @@
 Rules, in short:
 
 - **One record** (unit `example`). Being chosen may be visible, so client sampling does not amplify; but the number of
-  rounds in which the client takes part is a coin of its own, and δ is averaged over it (rule `participation`). In a client
+  rounds in which the client takes part is random, and δ is averaged over it (rule `participation`). In a client
   Poisson batches amplify, by B/N_i of the smallest client; shuffled ones do not (one use per epoch).
 - **One image** with all its copies: the copies' participations compose, and where they meet in one sum they add up.
 - **One client**: no amplification at the client and server taps. Behind noise that the server adds once, secret cohorts
   amplify (rule `amplified`), unless the scale of the released noise tells who took part. A client's account with `replace`
   holds for each of its records too.
-- On a sum over clients that each drew noise of their own the noises add up, as far as clients really answered.
+- On a sum over clients that each drew their own noise, the noises of those who answered add up.
 - A node counts the rounds that it really took part in (rule `realised`).
 
 Several defences may share a round (`declared`). A value passes the stages in one order (`core.stage.STAGES`), and at a
@@ -76,7 +76,7 @@ def accounts_of(release: Release, setting: Setting, levels: Levels) -> Iterator[
 
 def _of_records(release: Release, setting: Setting, levels: Levels) -> Iterator[Account]:
     """A release per local step, with one record's bound as its sensitivity."""
-    for tap, together in _places(release, setting):
+    for tap, together in _taps_of(release, setting):
         for unit, copies in (("example", 1), ("image", setting.copies)):
             part = participations(setting, copies, release.every_round, together)
             for adjacency in ADJACENCIES:
@@ -100,14 +100,14 @@ def _of_records(release: Release, setting: Setting, levels: Levels) -> Iterator[
                     )
 
 
-def _places(release: Release, setting: Setting) -> list[tuple[str, bool]]:
-    """The taps at which a release has an account of its own, and whether it is on a sum over clients there."""
-    places = [(release.tap, release.on_sum)]
+def _taps_of(release: Release, setting: Setting) -> list[tuple[str, bool]]:
+    """The taps at which a release has its own account, and whether it is on a sum over clients there."""
+    taps = [(release.tap, release.on_sum)]
     if release.client_noise_sums:
-        places.append(("release", True))
+        taps.append(("release", True))
         if setting.secure_aggregation:
-            places.append(("server", True))
-    return places
+            taps.append(("server", True))
+    return taps
 
 
 def _steps(setting: Setting, tap: str, adjacency: str, copies: int) -> Iterator[list[Round]]:
@@ -127,7 +127,7 @@ def _steps(setting: Setting, tap: str, adjacency: str, copies: int) -> Iterator[
 
 def _of_clients(release: Release, setting: Setting, levels: Levels) -> Iterator[Account]:
     """A release per round, with one client's bound as its sensitivity."""
-    for tap, together in _places(release, setting):
+    for tap, together in _taps_of(release, setting):
         shares = together and not release.on_sum  # the noise of the others counts
         for unit, copies in (("client", 1), ("example", 1), ("image", setting.copies)):
             part = participations(setting, copies, release.every_round, together)
@@ -262,7 +262,7 @@ def size_groups(setting: Setting, most: int = SIZE_GROUPS) -> list[tuple[int, in
 
 
 def declared(defenses: Sequence[Defense], setting: Setting) -> tuple[Release, ...]:
-    """What all defences release, each as far as it holds in this company."""
+    """What all defences release, and which of the guarantees hold beside the other defences."""
     # A defence that selects clients by their losses does so for every mechanism of the round.
     chosen = any(d.reads_losses and d.fills("select") for d in defenses)
     made = []
@@ -282,21 +282,21 @@ def declared(defenses: Sequence[Defense], setting: Setting) -> tuple[Release, ..
 
 
 def _only_sums(number: int, defenses: Sequence[Defense]) -> bool:
-    """Whether nothing but sums and constant factors lies between a client's noise and the round's sum."""
-    others = [d for place, d in enumerate(defenses) if place != number]
+    """Whether only sums and constant factors are between a client's noise and the round's sum."""
+    others = [d for index, d in enumerate(defenses) if index != number]
     return not any(d.fills(stage) for d in others for stage in ("batch", "update", "upload"))
 
 
 def _filters(number: int, defenses: Sequence[Defense]) -> Iterator[tuple[Position, Defense, str, Effect]]:
     """The filters of all other defences, each with its position."""
-    for place, defense in enumerate(defenses):
-        for index, stage in enumerate(STAGES):
-            if place != number and defense.fills(stage):
-                yield (index, place), defense, stage, defense.effect(stage)
+    for index, defense in enumerate(defenses):
+        for level, stage in enumerate(STAGES):
+            if index != number and defense.fills(stage):
+                yield (level, index), defense, stage, defense.effect(stage)
 
 
 def _broken(release: Release, number: int, defenses: Sequence[Defense], setting: Setting) -> str:
-    """Why a release does not hold in this company; empty where it does."""
+    """Why a release does not hold beside the other defences; empty where it does."""
     name = defenses[number].name
     clip, noise = _positions(release, number, len(defenses))
     for position, other, stage, effect in _filters(number, defenses):

@@ -217,7 +217,7 @@ def _composed(
 
 
 def _every(transcript: Transcript) -> list[Account]:
-    """The accounts of all releases that hold."""
+    """The accounts of all releases whose guarantee holds."""
     return [
         account
         for number, release in enumerate(_held(transcript))
@@ -227,7 +227,7 @@ def _every(transcript: Transcript) -> list[Account]:
 
 
 def _held(transcript: Transcript) -> list[Release]:
-    """The releases, as far as what happened in the rounds lets them hold."""
+    """The releases, each with what the executed rounds leave of its guarantee."""
     return [_after(release, transcript) for release in transcript.releases]
 
 

@@ -663,7 +663,7 @@ def identity(grid: float) -> Losses:
 def connect_the_dots(grid: float, first: int, deltas: Array) -> Masses:
     """The distribution on the grid whose δ(ε) meets `deltas` at ε = (first + i)·grid and is linear in e^ε between.
 
-    A true δ(ε) is convex in e^ε, so this one lies above it: the result dominates (Doroshenko et al. 2022). With
+    A true δ(ε) is convex in e^ε, so this one is never below it: the result dominates (Doroshenko et al. 2022). With
     C_i = Σ_{j ≥ i} e^((i − j)h)·p_j, δ_i − δ_{i+1} = (1 − e^(−h))·C_{i+1}, which is solved for p. Losses below the
     first move up to it.
     """

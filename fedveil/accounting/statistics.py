@@ -1,6 +1,6 @@
 """The audit's statistics: lower bounds on ε from an adversary's right and wrong guesses, and tests of the noise itself.
 
-Each is wrong with probability at most `alpha`, by a proof of its own:
+Each is wrong with probability at most `alpha`, by a separate proof:
 
 - `one_run_*`: one run, many canaries, each put in by its own fair coin (Steinke, Nasr, Jagielski 2023, Theorem 5.2). The
   guesses depend on each other through the run, so a binomial interval for their rate would be false. What holds is a bound
@@ -48,7 +48,7 @@ class Trials:
 
 
 def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """At most how likely so many right guesses are under an (ε, δ)-private mechanism.
+    """An upper bound on the probability of this many right guesses under an (ε, δ)-private mechanism.
 
     With f(v) = P[Binomial(r, e^ε/(1+e^ε)) ≥ v]:  f(v) + 2·m·δ·max_i (f(v−i) − f(v))/i  for m canaries and r guesses.
     """
@@ -140,7 +140,7 @@ def f_dp_refuted(canaries: int, guesses: int, correct: int, mu: np.ndarray, alph
 
 
 def f_dp_p_value(canaries: int, guesses: int, correct: int, mu: float) -> float:
-    """At most how likely so many right guesses are under a μ-GDP mechanism; on a grid, rounded up."""
+    """An upper bound on the probability of this many right guesses under a μ-GDP mechanism; on a grid, rounded up."""
     grid = np.append(np.logspace(-12.0, 0.0, 241)[:-1], 1.0)
     refuted = f_dp_refuted(canaries, guesses, correct, np.asarray(mu), grid)
     return float(grid[int(np.argmax(refuted))]) if refuted.any() else 1.0

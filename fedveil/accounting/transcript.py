@@ -160,7 +160,7 @@ def _header(transcript: Transcript) -> dict[str, Any]:
 
 
 class Recorder:
-    """The transcript of a run under way: in memory, and in a file where the run has a folder."""
+    """The transcript of a running training: in memory, and in a file where the run has a folder."""
 
     def __init__(self, header: Transcript, path: Path | None = None) -> None:
         self.header, self.path = header, path

@@ -57,7 +57,7 @@ class Bounds:
         return own and (not shows_sums(tap, self.audit.task.setting) or (found is not None and found[0].on_sum))
 
     def _norm(self, tap: str, unit: str) -> float:
-        """The gradient norm of canaries: far above the clip, as far as there is one."""
+        """The gradient norm of canaries: far above the clip bound, where there is one."""
         found = declared(self.audit.task.defenses, self.audit.task.setting, tap, unit)
         if found is None or found[0].tap == "example":
             release = Release("client", "example", "gaussian", 1.0, "step", "example")

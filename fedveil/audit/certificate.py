@@ -36,9 +36,9 @@ class Certificate:
 def declared(defenses: Sequence[Defense], setting: Setting, tap: str, unit: str) -> tuple[Release, float] | None:
     """The strongest release that stands between a unit and a tap, there or before it, and the bound of one unit in units
     of the declared sensitivity: a record can turn its client's contribution into any other, which is twice the bound."""
-    place = CHAIN.index(tap)
+    index = CHAIN.index(tap)
     made = [r for d in defenses for r in d.events(setting)]
-    behind = [r for r in made if CHAIN.index(r.tap) <= place]
+    behind = [r for r in made if CHAIN.index(r.tap) <= index]
     found = [(r, 1.0) for r in behind if r.unit == unit]
     if unit == "example":
         found += [(r, 2.0) for r in behind if r.unit == "client"]

@@ -1,4 +1,4 @@
-"""`fedveil ledger` and `fedveil calibrate`: the account of a config or a run, and what a wished-for account takes."""
+"""`fedveil ledger` and `fedveil calibrate`: the account of a config or a run, and the noise that a given ε takes."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ app.add_typer(deploy.deploy_app, name="deploy")
 KINDS = ("datasets", "models", "partitions", "defenses", "attacks", "inits", "taps")
 
 OutOption = Annotated[str | None, typer.Option("--out", help="Run folder to make (default: runs/NAME-TIME).")]
-ResumeOption = Annotated[str | None, typer.Option("--resume", help="Go on with the run in this folder.")]
+ResumeOption = Annotated[str | None, typer.Option("--resume", help="Resume the run in this folder.")]
 
 
 def _print_version(wanted: bool) -> None:

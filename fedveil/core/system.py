@@ -27,7 +27,9 @@ class Lazy:
 
 
 class CallableModule(ModuleType):
-    """A module that is also the function of its own name: `fedveil.audit(...)` and `import fedveil.audit.run` both work.
+    """A module that can be called like its function of the same name.
+
+    `fedveil.audit(...)` and `import fedveil.audit.run` both work, in any order.
 
     Importing a submodule sets it as an attribute of its package, where it hides a function of the same name.
     """

@@ -14,7 +14,7 @@ The stages, in the order in which a round passes them:
 | `finish` | server | the new global model |
 
 A stage that no defence fills in does not exist in the compiled round. A defence clips and adds noise by mechanisms
-(`mechanisms/`) and says where they stand in the round (`mechanisms`): the ledger reads that and nothing else. Of every
+(`mechanisms/`) and says where in the round they are (`mechanisms`): the ledger reads only that. Of every
 other filter it says what it may do to a guarantee (`effect`); a filter that says nothing counts as one that reads private
 data, which ends every certificate from its stage on.
 
@@ -133,7 +133,7 @@ class Defense:
     delta: float | None = None  # the δ of its account; None where it names none
 
     def mechanisms(self, setting: Setting) -> list[Placed]:
-        """Its mechanisms and where they stand. Taps that no mechanism stands before are open."""
+        """Its mechanisms, placed in the round. A tap without a mechanism before it is open."""
         return []
 
     def events(self, setting: Setting) -> list[Release]:
@@ -206,7 +206,7 @@ class Defense:
         raise NotImplementedError
 
     def example_sum(self, each: Tree, mask: jax.Array, at: StageContext) -> Tree:
-        """The sum of the filtered gradients where nobody sees them one by one: may draw once, of the same law."""
+        """The sum of the filtered gradients, where no tap shows single ones: may draw once, from the same distribution."""
         import jax
 
         shown, rest = self.example(each, mask, at)
@@ -218,7 +218,7 @@ class Defense:
         return None
 
     def example_on_sum(self, total: Tree, at: StageContext) -> Tree:
-        """The fused stage `example` after the clip: of the same law on the sum as `example`."""
+        """The fused stage `example` after the clip: the same distribution on the sum as `example`."""
         return total
 
     def batch(self, total: Tree, at: StageContext) -> Tree:
@@ -247,7 +247,10 @@ def filters(defenses: Sequence[Defense], stage: str) -> list[Callable[..., Any]]
 
 
 class Scheduled(Defense):
-    """A defence with the keys `clip`, `clip_end`, `noise`, `noise_end` and `schedule`."""
+    """A defence whose clip bound and noise multiplier may follow a schedule over the rounds.
+
+    Its keys are `clip`, `clip_end`, `noise`, `noise_end` and `schedule`.
+    """
 
     clip: float
     clip_end: float | None

@@ -42,7 +42,7 @@ def shared(share: float, count: int) -> int:
 
 
 def largest(tree: Tree, keep: int) -> Tree:
-    """True at the `keep` entries of largest magnitude, exactly so many."""
+    """True at exactly `keep` entries, those of largest magnitude."""
     flat, unravel = ravel_pytree(jax.tree.map(_rank, tree))
     if keep >= flat.size:
         return jax.tree.map(lambda a: jnp.ones(a.shape, bool), tree)
@@ -53,13 +53,13 @@ def largest(tree: Tree, keep: int) -> Tree:
 
 
 def random(key: Array, tree: Tree, keep: int) -> Tree:
-    """True at `keep` entries, every set of so many equally likely."""
+    """True at `keep` entries; every set of that size is equally likely."""
     flat, unravel = ravel_pytree(tree)
     return _as_mask(unravel, jax.random.permutation(key, flat.size) < keep, flat.dtype)
 
 
 def only(mask: Tree, tree: Tree) -> Tree:
-    """The tree where the mask is True, zero elsewhere, even in place of what is not finite."""
+    """The tree where the mask is True, zero elsewhere, also where the value is not finite."""
     return jax.tree.map(lambda m, a: jnp.where(m, a, jnp.zeros((), a.dtype)), mask, tree)
 
 

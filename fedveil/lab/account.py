@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedveil.accounting import ledger
 from fedveil.accounting.ledger import Row
 from fedveil.accounting.published import RULES
 from fedveil.config import from_dict
 from fedveil.core.taps import ACCOUNTED_TAPS, UNITS
 from fedveil.federation import plan
 from fedveil.report.glossary import limit, weak
+from fedveil.run_account import account
 
 PUBLISHED = (*RULES, "joint", "as-published")
 COLUMNS = ("tap", "unit", "epsilon", "delta", "adjacency", "certified", "rule", "accountant", "reason", "assumptions")
@@ -23,7 +23,7 @@ def account_of(document: dict[str, Any]) -> dict[str, Any]:
     setting = planned.setting
     fixed = setting.sampling == "fixed" or setting.batching == "without-replacement"
     accountants = ("paper", "pld", "rdp") if fixed else ("paper", "pld")  # only rdp covers samples of a fixed size
-    rows = ledger.rows(planned.transcript(), accountants=accountants)
+    rows = account(planned, accountant=accountants)
     own = [row for row in rows if row.rule not in PUBLISHED]
     return {
         "seats": [entry for tap in ACCOUNTED_TAPS for unit in UNITS if (entry := _best(own, tap, unit))],

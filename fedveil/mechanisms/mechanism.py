@@ -265,7 +265,7 @@ def _before(round_: Any) -> Any:
 
 @dataclass(frozen=True)
 class Placed:
-    """A mechanism at its place in the round: the tap that is first behind its noise, and whom it protects."""
+    """A mechanism placed in the round: the first tap behind its noise, and the unit that it protects."""
 
     mechanism: Mechanism
     tap: str

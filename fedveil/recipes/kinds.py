@@ -67,14 +67,11 @@ def attack(job: Job) -> Result:
 
 def account(job: Job) -> Result:
     """The account of a config, without training; `rounds` and `accountants` as options."""
-    from fedveil.accounting import ledger
-    from fedveil.federation import plan
+    from fedveil.run_account import account as account_of
 
-    made = plan(_config(job))
-    rounds = int(job.options.get("rounds", made.setting.rounds))
     kinds = tuple(job.options.get("accountants", ("paper", "pld")))
-    rows = ledger.rows(made.transcript(rounds), accountants=kinds)
-    return {"rounds": rounds, "ledger": epsilons(rows)}
+    rows = account_of(_config(job), rounds=job.options.get("rounds"), accountant=kinds)
+    return {"rounds": rows.parts[0][0].rounds, "ledger": epsilons(list(rows))}
 
 
 def norms(job: Job) -> Result:
@@ -132,12 +129,9 @@ def round_time(job: Job) -> Result:
 
 def calibrated(job: Job) -> Result:
     """A training whose noise the ledger sets: the least that keeps `epsilon`, `delta` at `tap` for `unit`."""
-    from fedveil.accounting import calibrate
-    from fedveil.federation import plan
+    from fedveil.run_account import calibrate
 
-    made = plan(_config(job))
-    wanted = {key: job.options[key] for key in ("epsilon", "delta", "tap", "unit")}
-    found = calibrate.noise_for(made.defenses, made.setting, calibrate.Goal(**wanted))
+    found = calibrate(_config(job), **{key: job.options[key] for key in ("epsilon", "delta", "tap", "unit")}).found
     settings = (*job.settings, f"defense.{found.index}.{found.key}={found.value!r}")
     result = train(Job(job.kind, settings, {"test": True}))
     assumes = list(found.row.assumptions)
