@@ -26,10 +26,10 @@ from fedveil.attacks.registry import ATTACKS, schema
 from fedveil.config import NAMES, SECTIONS, Budget
 from fedveil.core.taps import TAPS
 from fedveil.core.validation import Section
+from fedveil.data.dataset import SPLITS
 from fedveil.data.info import DatasetInfo
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.registry import DATASETS
-from fedveil.data.split import SPLITS
 from fedveil.defenses.catalog import DEFENSES
 from fedveil.defenses.catalog import keys as defense_keys
 from fedveil.models.catalog import MODELS

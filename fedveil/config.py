@@ -29,9 +29,9 @@ from fedveil.attacks.registry import attack_kind, make_attack
 from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
 from fedveil.core.taps import TAPS
 from fedveil.core.validation import Section, one_line
+from fedveil.data.dataset import SPLITS
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.registry import DATASETS
-from fedveil.data.split import SPLITS
 from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import make_all, resolved
 from fedveil.defenses.none import NoDefense
@@ -359,7 +359,8 @@ def _check_values(config: Config) -> None:
         raise ConfigError("speed.chunk", chunk, CHUNK_TAKES)
     if any(not 1 <= width <= 65_536 for width in config.model.hidden):
         raise ConfigError("model.hidden", config.model.hidden, "takes widths of 1 or more, up to 65536: [64, 32], say")
-    config.attack.make()
+    if "attack" in config.model_fields_set:  # the default section needs no check
+        config.attack.make()
 
 
 def _check_sections(document: dict[str, Any]) -> None:

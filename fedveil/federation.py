@@ -22,11 +22,10 @@ from fedveil.core.keys import Draws
 from fedveil.core.setting import Setting
 from fedveil.core.system import make_callable
 from fedveil.data.arrays import from_arrays
-from fedveil.data.dataset import Dataset
+from fedveil.data.dataset import Dataset, cut_share
 from fedveil.data.load import load
 from fedveil.data.partition import Partition, PartitionSettings, make_partition
 from fedveil.data.registry import DATASETS
-from fedveil.data.split import cut_share
 from fedveil.defenses.base import Defense
 from fedveil.models.catalog import build
 from fedveil.models.net import Model, Net

@@ -15,15 +15,24 @@ PACKAGE = ROOT / "fedveil"
 LONGEST, LONG_ALLOWED = 60, 2
 MANY, MANY_ALLOWED = 9, 7
 
-# Runs a private training in a process and prints the files of the package in which a function was called.
+# Runs a private training in a process and prints the files of the package in which a function was called, imports apart.
 TRACED = """
 import json, os, sys, threading
 package, seen = sys.argv[1], set()
 
+def importing(frame):
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_code.co_filename.startswith(package):
+            return True
+        frame = frame.f_back
+    return False
+
 def note(frame, event, _):
     code = frame.f_code
     if event == "call" and code.co_flags & 1 and code.co_filename.startswith(package):  # 1: a function, no class body
-        seen.add(os.path.relpath(code.co_filename, package))
+        name = os.path.relpath(code.co_filename, package)
+        if name not in seen and not importing(frame.f_back):
+            seen.add(name)
 
 threading.setprofile(note)
 sys.setprofile(note)

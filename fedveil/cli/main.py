@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from fedveil import __version__, compilation
+from fedveil import __version__
 from fedveil.cli import deploy
 from fedveil.cli.options import FileArgument, JsonOption, SetOption
+from fedveil.compilation import use_cache
 from fedveil.core.errors import ConfigError, FedveilError, Interrupted, did_you_mean, printable, show
 
 HELP = "Federated learning under differential privacy: train it, attack it, account for it."
@@ -397,7 +398,7 @@ def _commands() -> list[str]:
 
 def entry() -> None:
     """The console script."""
-    compilation.use_cache()
+    use_cache()
     code = main()
     if code == INTERRUPTED:
         # Leaving in the usual way would wait for what the device still computes, or crash in the midst of a compilation.

@@ -30,9 +30,8 @@ from fedveil.core.errors import ConfigError, DataError
 from fedveil.core.system import to_json
 from fedveil.core.taps import NODE_UNITS
 from fedveil.data.arrays import read_arrays
-from fedveil.data.dataset import Dataset, Part, check_arrays
+from fedveil.data.dataset import Dataset, Part, check_arrays, scale_of
 from fedveil.data.partition import Partition
-from fedveil.data.pixels import scale_of
 from fedveil.defenses.base import Defense
 from fedveil.deploy import limits as limiting
 from fedveil.deploy.account import ADJACENT, Entry, NodeLedger, Use, now
