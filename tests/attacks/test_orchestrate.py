@@ -147,7 +147,7 @@ def test_own_arrays_and_an_own_model_are_attacked():
     assert attack(settings, data=(x, y)).as_dict()["success_rate"] == 1.0
     from fedveil.models.catalog import ModelConfig, build
 
-    net = build("mlp", (6,), 3, ModelConfig(hidden=(5,)))
+    net = build("mlp", (6,), 3, ModelConfig(hidden=[5]))
     done = attack(settings, data=(x, y), model=net)
     assert done.study.groups[0].observation.model is net and done.as_dict()["success_rate"] == 1.0
 

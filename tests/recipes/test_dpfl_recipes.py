@@ -104,7 +104,7 @@ def test_figures_share_their_cells():
 
 def test_gradients_of_some_layers_are_those_of_the_whole_network():
     """Unobserved layers are constants; observed layers have the same gradient as in the whole network."""
-    model = build("mlp", (6,), 4, ModelConfig(hidden=(5, 3)))
+    model = build("mlp", (6,), 4, ModelConfig(hidden=[5, 3]))
     params = model.init(jax.random.key(0))
     x = np.random.default_rng(0).random((1, 6)).astype(np.float32)
 

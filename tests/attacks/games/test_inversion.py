@@ -71,7 +71,7 @@ def cases():
 
 
 def observed(model="logistic", shape=(6, 5, 1), classes=4, seed=0, span=(0.0, 1.0), scale=1.0):
-    net = build(model, shape, classes, ModelConfig(hidden=(8,)))
+    net = build(model, shape, classes, ModelConfig(hidden=[8]))
     shapes = jax.eval_shape(net.init, jax.random.key(0))
     rng = np.random.default_rng(seed)
     params = jax.tree.map(lambda a: scale * rng.normal(size=a.shape), shapes)
