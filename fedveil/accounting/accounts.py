@@ -213,8 +213,10 @@ def few_levels(levels: Levels, most: int = NOISE_LEVELS) -> list[tuple[float, in
 
 @dataclass(frozen=True)
 class Participations:
-    """How often clients with a copy take part in a round: a mixture `counts`, drawn `times` times; and `fails`, the
-    probability of what is left out of it."""
+    """How often clients with a copy of the unit take part in a round.
+
+    The count is a mixture `counts`, drawn `times` times. `fails` is the probability of the cases that the mixture omits.
+    """
 
     counts: Mixture
     times: int = 1

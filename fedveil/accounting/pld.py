@@ -113,7 +113,7 @@ def one_step(sigma: float, rate: float) -> tuple[float, float]:
 
 
 def spread(rounds: Sequence[tuple[Round, int]]) -> tuple[float, float, float]:
-    """The root mean square of the steps' standard deviations, over steps with a loss; their number; the largest loss."""
+    """Three values over all steps that have a loss: root mean square of the standard deviations, count, largest loss."""
     steps = squares = furthest = 0.0
     for one, times in rounds:
         rate = one.subset[1] / one.subset[0] if one.subset else one.rate
@@ -201,7 +201,7 @@ def gaussian_sum(z: float, inside: Terms, grid: float) -> Losses:
 
 
 def swapped(z: float, rate: float, grid: float) -> Losses:
-    """Poisson sampling under `replace`: the record that is drawn is one or the other."""
+    """Poisson sampling under `replace`: neighbouring datasets differ in the value of one record."""
     return two_mixtures(z, ((1.0 - rate, 0), (rate, 1)), ((1.0 - rate, 0), (rate, -1)), grid)
 
 
@@ -400,7 +400,7 @@ class Losses(ABC):
         return self._moments[side, tilt]
 
     def tilted(self, side: int, tilt: float) -> Tilted:
-        """The distribution in one direction under a tilt."""
+        """The loss distribution of one direction, exponentially tilted by `tilt`."""
         if (side, tilt) not in self._kept:
             self._kept[side, tilt] = self._tilted(side, tilt)
         return self._kept[side, tilt]

@@ -147,7 +147,7 @@ def f_dp_p_value(canaries: int, guesses: int, correct: int, mu: float) -> float:
 
 
 def f_dp_mu(canaries: int, guesses: int, correct: int, alpha: float) -> float:
-    """The largest μ on a grid that is refuted, all smaller ones with it: a lower bound on μ; 0 where none is."""
+    """A lower bound on μ: the largest value of a grid such that it and all smaller ones are refuted; 0 if none is."""
     if not correct:
         return 0.0
     grid = np.linspace(0.0, 10.0, 1001)

@@ -70,24 +70,24 @@ class Transcript:
         return sum(times for _, times in self.groups)
 
     def multipliers(self, release: int) -> list[tuple[float, int]]:
-        """(z, rounds) of one mechanism."""
+        """The noise multipliers z of one mechanism, each with its number of rounds."""
         counts: Counter[float] = Counter()
         for multipliers, times in self.groups:
             counts[multipliers[release]] += times
         return sorted(counts.items())
 
     def then(self, rounds: int) -> Transcript:
-        """With the next `rounds` rounds of the plan."""
+        """This transcript, followed by the next `rounds` rounds of the plan."""
         done = self.rounds
         return replace(self, groups=_joined(self.groups, _plan(self.releases, done, done + rounds)))
 
     def plus(self, entry: Executed) -> Transcript:
-        """With one further round."""
+        """This transcript, followed by one executed round."""
         return replace(self, groups=_joined(self.groups, [(entry.multipliers, 1)]))
 
     @property
     def digest(self) -> str:
-        """Of the header: two transcripts of the same mechanisms in the same setting share it."""
+        """The digest of the header. Transcripts of the same mechanisms in the same setting share it."""
         return hashlib.sha256(to_json(_header(self)).encode()).hexdigest()[:16]
 
 
@@ -184,12 +184,12 @@ class Recorder:
             self.sync()
 
     def append(self, entry: Executed) -> None:
-        """A round, before its result is used."""
+        """Records a round. Call it before the result of the round is used."""
         self.rounds[entry.round, entry.attempt] = (entry, None)
         self._write(asdict(entry))
 
     def outcome(self, number: int, attempt: int = 0, *, dropped: int, lost: int = 0) -> None:
-        """How a round ended: messages left out for not being finite, answers that did not come."""
+        """Records how a round ended: `dropped` messages that were not finite, and `lost` answers."""
         self.rounds[number, attempt] = (self.rounds[number, attempt][0], (dropped, lost))
         self._write({"outcome": number, "attempt": attempt, "dropped": dropped, "lost": lost})
 

@@ -40,7 +40,7 @@ def gallery(study: Study, precision: str, count: int = MOST, steps: Sequence[int
 
 
 def _of_group(group: Group, count: int, shown: Mapping[int, ReconstructionAttack], precision: str) -> Pictures:
-    """Where several examples are behind one gradient, each result is shown below the truth that it fits best."""
+    """The pictures of one group. Each result is paired with the true example of its gradient that it fits best."""
     examples = group.observation.examples
     attacks = min(len(group.observation), -(-count // examples))
     # A small group is attacked as a whole again: with as many slots as before it needs no other program.

@@ -235,7 +235,7 @@ class CanaryPath(Path):
 
     @property
     def records(self) -> int:
-        """Numbers in a record."""
+        """The number of values in a record."""
         return len(self.kinds) + 1 + self.width
 
     def put(self, records: np.ndarray) -> tuple[int, ...]:

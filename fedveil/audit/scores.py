@@ -22,7 +22,7 @@ _COINS = 0x617564  # keeps the coins apart from everything else that is drawn fr
 
 @dataclass(frozen=True)
 class Score:
-    """What the adversary knows of each canary by one score, and the releases that the score reads."""
+    """The values of one score for all canaries, and the number of rounds and steps that it was computed from."""
 
     name: str
     values: np.ndarray  # [canaries]
@@ -33,7 +33,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Run:
-    """One run: where the adversary stands, whom it looks for, and the size of all that."""
+    """One audited run: the tap that the adversary observes, the unit that it guesses, and the size of the run."""
 
     path: CanaryPath
     tap: str
@@ -91,7 +91,7 @@ class Run:
         return np.concatenate(values)[:canaries], np.concatenate(coins)[:canaries]
 
     def _layout(self) -> tuple[Callable[[int, int, np.ndarray, bool], np.ndarray], int]:
-        """How a group of canaries is played, and how many there are in it."""
+        """The method that runs a group of canaries, and the number of canaries in a group."""
         path, setting = self.path, self.path.task.setting
         if self.tap == "example":
             self._put(1)

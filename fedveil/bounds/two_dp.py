@@ -229,10 +229,10 @@ def gap(
 
         r^T (C₀ + μdς²/2) + (1 − r^T) γ₃V/(−2τγ₁) + μdς²/2,    V = d(σ² ΣP_k² + ρ²ς² ΣP_k²),    r = 1 + 2τγ₁
 
-    `start` is C₀ = L(w_0) − L*; `sizes` give P_k = n^k/|D|; `noise` is σ, the deviation of what each client adds to its
-    model (η times that of its gradient's noise); `server` is ς, that of what the server adds to every broadcast, a draw for
-    each client. With `same` all clients receive one draw, and ς² counts whole. ρ < 1 is the clients' contraction. τ and μ
-    must hold for every client's loss.
+    `start` is C₀ = L(w_0) − L*; `sizes` give P_k = n^k/|D|; `noise` is σ, the standard deviation of the noise
+    that each client adds to its model (η times that of its gradient's noise). `server` is ς, that of the noise in each
+    broadcast, drawn per client. With `same` all clients receive one draw, and ς² is not divided. ρ < 1 is the clients'
+    contraction. τ and μ must hold for every client's loss.
     """
     _small(step)
     squares = float(np.square(np.asarray(sizes, float) / np.sum(sizes)).sum())

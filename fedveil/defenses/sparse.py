@@ -1,12 +1,12 @@
 """Which entries of a whole gradient survive: exact counts, one threshold over all layers.
 
 The entries of a tree are counted in its flattened order, layer after layer. A choice is a tree of booleans in the same
-shape; over a leading axis (examples) it is made for each slice apart, by `jax.vmap`.
+shape. With a leading axis over examples, `jax.vmap` makes one choice per example.
 
-Magnitudes are compared to 16 binary digits (float64: 40). So numbers that differ by rounding alone are a tie, and ties
-go to the earlier entry: with two classes the last layer's gradient holds every number twice, up to its sign, and
-without this the engines would each keep another one of the two. What is not finite counts as largest: a broken gradient
-stays visible as one.
+Magnitudes are compared to 16 binary digits (float64: 40), so numbers that differ by rounding alone are a tie. Ties go to
+the earlier entry. With two classes the last layer's gradient holds every number twice, up to its sign; without this rule
+the two engines could keep different ones. A value that is not finite counts as the largest, so a broken gradient stays
+visible.
 """
 
 from __future__ import annotations

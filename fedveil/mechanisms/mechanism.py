@@ -245,7 +245,7 @@ class BroadcastNoise(Mechanism):
     excess: float = 1.0
 
     def moved(self, at: Point) -> Scalar:
-        """S of the contributions in the model that is sent."""
+        """S: the most that the local steps of one client moved its model in the round before."""
         before = at.setting.lr_at(_before(at.round))
         return before * self.steps * self.clip.at(at)
 

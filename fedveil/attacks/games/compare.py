@@ -141,7 +141,10 @@ def _step(observation: GradientObservation, index: int) -> np.ndarray:
 
 
 def _classes(steps: np.ndarray, labels: np.ndarray, updates: np.ndarray) -> np.ndarray:
-    """[updates]: the class of the example behind each, by logistic regression on the attacker's steps, at length one."""
+    """The class of the example behind each update, [updates].
+
+    A logistic regression learns it from the attacker's own steps. All vectors are scaled to length one.
+    """
     from sklearn.linear_model import LogisticRegression
 
     known, asked = (a / np.maximum(np.linalg.norm(a, axis=1, keepdims=True), 1e-30) for a in (steps, updates))

@@ -85,7 +85,7 @@ def shares(updates: np.ndarray, change: np.ndarray) -> Shares:
 
 
 def _most_likely(squares: np.ndarray, along: np.ndarray, outside: float, values: int) -> tuple[float, float]:
-    """(noise over signal, variance of shares) of the greatest marginal likelihood of the change."""
+    """The noise-to-signal ratio and the variance of shares that maximise the marginal likelihood of the change."""
     ratios = RATIOS[:, None] * squares.mean()
     variances = ((along**2 / (squares + ratios)).sum(axis=1) + outside / ratios[:, 0]) / values
     empty = max(0, values - len(squares))

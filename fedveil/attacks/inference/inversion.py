@@ -112,7 +112,7 @@ def _ascend_all(how: _Ascent, models: Params, labels: Array) -> Array:
 
 
 def _ascend(how: _Ascent, params: Params, label: Array) -> Array:
-    """The input of one class under one model; steps shrink to nothing, so that Adam comes to rest."""
+    """The input of one class under one model, by Adam. The step length decays to zero, so that Adam converges."""
     import optax
 
     from fedveil.attacks.reconstruction.regularise import total_variation

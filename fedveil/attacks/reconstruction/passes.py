@@ -199,7 +199,10 @@ class _DenseStep(_Linear):
 
 
 class _ConvStep(_Linear):
-    """A block is an example, its columns are the positions; activations [attacks · examples, channels, height, width]."""
+    """A convolution as a product of matrices: one block per example, one column per output position.
+
+    Activations are [attacks · examples, channels, height, width].
+    """
 
     rank = 4
 
