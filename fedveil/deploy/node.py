@@ -1,6 +1,6 @@
 """A node's side of a deployed round: check the request, write the ledger, compute, return the update.
 
-The computation is `simulation.client.received_on`, the function that the simulator runs for every client. Its randomness is
+The computation is `simulation.client.local_round`, the function that the simulator runs for every client. Its randomness is
 secret here: a fresh cryptographic key for the noise and fresh secret bits for the batches. In test mode, which the owner of
 the node must allow, both follow from the run's seed as in simulation, and the ledger records that nothing is protected.
 """

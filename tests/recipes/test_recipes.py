@@ -87,8 +87,9 @@ def test_the_quick_size_is_small(paper, most):
         assert config.data.clients <= 100 and (config.train.rounds or 1) <= 10
         if job.kind in RECONSTRUCTIONS:
             assert config.attack.images * config.attack.seeds <= 8
-            limit = {"cpl": 2000 if config.attack.optimizer == "adam" else 500, "dpfl": 400}[paper]
-            assert (config.attack.iterations or 300) <= limit
+            own = config.attack.own()
+            limit = {"cpl": 2000 if own.get("optimizer") == "adam" else 500, "dpfl": 400}[paper]
+            assert own.get("iterations", 300) <= limit
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
