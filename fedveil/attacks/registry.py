@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -28,26 +27,8 @@ from fedveil.attacks.reconstruction.dlg import DLG
 from fedveil.attacks.reconstruction.idlg import IDLG
 from fedveil.attacks.reconstruction.inverting import Inverting
 from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
+from fedveil.core.plugins import Registry
 from fedveil.core.validation import one_line
-
-GROUP = __name__.rpartition(".")[0]  # of entry points: the name of this package
-
-ATTACKS: dict[str, type[Attack]] = {
-    kind.name: kind
-    for kind in (
-        CPL,
-        DLG,
-        IDLG,
-        Inverting,
-        Aono,
-        Inversion,
-        LossThreshold,
-        LiRA,
-        RMIA,
-        ClientMembership,
-        Melis,
-    )
-}
 
 Kind = TypeVar("Kind", bound=type[Attack])
 
@@ -65,24 +46,19 @@ def register_attack(kind: Kind) -> Kind:
     return kind
 
 
+_RECONSTRUCTION = (CPL, DLG, IDLG, Inverting, Aono)
+_INFERENCE = (Inversion, LossThreshold, LiRA, RMIA, ClientMembership, Melis)
+
+ATTACKS: Registry[type[Attack]] = Registry(
+    __name__.rpartition(".")[0], register_attack, {kind.name: kind for kind in (*_RECONSTRUCTION, *_INFERENCE)}
+)
+
+
 def attack_kind(name: object) -> type[Attack]:
-    """The class of the attack called `name`; looks into installed packages where the table does not have it."""
-    if isinstance(name, str) and name not in ATTACKS and name in (found := _installed()):
-        register_attack(found[name].load())
+    """The class of the attack called `name`."""
     if not isinstance(name, str) or name not in ATTACKS:
-        raise unknown_name("attack.name", name, attack_names())
+        raise unknown_name("attack.name", name, ATTACKS)
     return ATTACKS[name]
-
-
-def attack_names() -> tuple[str, ...]:
-    """The names of all attacks, those of installed packages last."""
-    return tuple(dict.fromkeys((*ATTACKS, *_installed())))
-
-
-@cache
-def _installed() -> dict[str, EntryPoint]:
-    """Entry points of installed packages by name."""
-    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def make_attack(name: str, /, **given: Any) -> Attack:

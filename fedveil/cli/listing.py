@@ -36,10 +36,9 @@ def _defenses() -> list[Entry]:
 
 def _attacks() -> list[Entry]:
     from fedveil.attacks.base import keys
-    from fedveil.attacks.registry import attack_kind, attack_names
+    from fedveil.attacks.registry import ATTACKS
 
-    kinds = [attack_kind(name) for name in attack_names()]
-    return [{"name": kind.name, "summary": kind.summary, "keys": list(keys(kind))} for kind in kinds]
+    return [{"name": kind.name, "summary": kind.summary, "keys": list(keys(kind))} for kind in ATTACKS.values()]
 
 
 def _inits() -> list[Entry]:

@@ -13,8 +13,9 @@ from fedveil.attacks.base import keys
 from fedveil.attacks.inference.base import InferenceAttack
 from fedveil.attacks.reconstruction.cpl import CPL
 from fedveil.attacks.reconstruction.matching import INITS, GradientMatching
-from fedveil.attacks.registry import ATTACKS, attack_kind, attack_names, checked, make_attack, register_attack, schema
+from fedveil.attacks.registry import ATTACKS, attack_kind, checked, make_attack, register_attack, schema
 from fedveil.config import load
+from fedveil.core import plugins
 from fedveil.core.errors import ConfigError
 
 
@@ -161,18 +162,16 @@ def test_a_registered_attack_is_known_by_its_name(clean):
         register_attack(int)
 
 
-def test_entry_points_are_found_when_a_name_is_looked_up(clean, monkeypatch):
-    point = EntryPoint("longer", f"{__name__}:Longer", registry.GROUP)
+def test_entry_points_are_found_when_a_name_is_looked_up(monkeypatch):
+    point = EntryPoint("longer", f"{__name__}:Longer", "fedveil.attacks")
     monkeypatch.setitem(sys.modules, __name__, sys.modules[Longer.__module__])
-    registry._installed.cache_clear()
-    monkeypatch.setattr(registry, "entry_points", lambda group: (point,) if group == "fedveil.attacks" else ())
-    try:
-        assert "longer" not in ATTACKS and attack_names()[-1] == "longer"
-        assert attack_kind("longer") is Longer and "longer" in ATTACKS
-        with pytest.raises(ConfigError, match="did you mean 'longer'"):
-            attack_kind("longr")
-    finally:
-        registry._installed.cache_clear()
+    monkeypatch.setattr(plugins, "entry_points", lambda group: (point,) if group == "fedveil.attacks" else ())
+    fresh = plugins.Registry("fedveil.attacks", register_attack, dict(ATTACKS))
+    monkeypatch.setattr(registry, "ATTACKS", fresh)
+    assert attack_kind("cpl") is ATTACKS["cpl"]
+    assert attack_kind("longer") is Longer and list(fresh)[-1] == "longer"
+    with pytest.raises(ConfigError, match="did you mean 'longer'"):
+        attack_kind("longr")
 
 
 def test_an_attack_object_is_checked_like_a_config():
