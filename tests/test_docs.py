@@ -14,6 +14,7 @@ import pytest
 import typer
 
 from fedveil import config
+from fedveil.attacks import registry
 from fedveil.cli.main import _optional_resume, app
 from fedveil.data.registry import DATASETS
 from fedveil.defenses import catalog
@@ -96,6 +97,7 @@ def no_new_datasets():
 def test_python_examples_run(text, tmp_path, monkeypatch, capsys, no_new_datasets):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(catalog, "DEFENSES", dict(catalog.DEFENSES))  # an example may register a defence
+    monkeypatch.setattr(registry, "ATTACKS", dict(registry.ATTACKS))  # or an attack
     module = types.ModuleType("example")
     monkeypatch.setitem(sys.modules, "example", module)  # where dataclasses of an example look for their module
     exec(compile(text, "example", "exec", dont_inherit=True), vars(module))
