@@ -30,12 +30,16 @@ import numpy as np
 
 from benchmarks.peers import breaching_attack, torch_attack
 from benchmarks.rows import row
-from fedveil.attacks.catalog import Settings, settings
-from fedveil.attacks.observe import Observation
+from fedveil.attacks.base import Reconstruction
+from fedveil.attacks.observation import GradientObservation
 from fedveil.attacks.reconstruction import inits
-from fedveil.attacks.reconstruction.run import Reconstruction, reconstruct
+from fedveil.attacks.reconstruction.cpl import CPL
+from fedveil.attacks.reconstruction.dlg import DLG
+from fedveil.attacks.reconstruction.engine import reconstruct
+from fedveil.attacks.reconstruction.inverting import Inverting
+from fedveil.attacks.reconstruction.matching import GradientMatching
 from fedveil.attacks.score import ssim
-from fedveil.models.catalog import Choices, build
+from fedveil.models.catalog import ModelConfig, build
 from fedveil.models.layers import Array, Params, Shape
 from fedveil.models.net import Net
 from fedveil.simulation.client import cross_entropy
@@ -52,7 +56,10 @@ class Case:
 
 CASES = {"lfw": Case((32, 32, 3), 106, 10), "mnist": Case((28, 28, 1), 10, 5)}
 BREACHING = {"inverting": Case((32, 32, 3), 106, 200), "dlg": Case((32, 32, 3), 106, 10)}
-SAME = {"inverting": {"tv": 0.2}, "dlg": {}}  # settings in which breaching's configuration differs from our defaults
+SAME: dict[str, Callable[[int], GradientMatching]] = {  # our attacks with breaching's settings
+    "inverting": lambda iterations: Inverting(iterations=iterations, tv=0.2),
+    "dlg": lambda iterations: DLG(iterations=iterations),
+}
 THEIRS = 3  # images that the other side attacks in a turn
 
 
@@ -64,7 +71,7 @@ class Work:
     params: Params
     x: np.ndarray
     y: np.ndarray
-    observation: Observation
+    observation: GradientObservation
 
 
 def run(
@@ -93,7 +100,7 @@ def run(
 
 
 def _against_torch(name: str, case: Case, images: int, repeats: int) -> dict[str, object]:
-    work, chosen = victims(case, images, noise), settings("cpl", iterations=case.iterations)
+    work, chosen = victims(case, images, noise), CPL(iterations=case.iterations)
     ours, theirs = as_a_batch(work, chosen), _theirs(work, chosen)
     ours(), theirs()  # the first turn compiles and warms up
     turns = [(ours(), theirs()) for _ in range(repeats)]
@@ -101,7 +108,7 @@ def _against_torch(name: str, case: Case, images: int, repeats: int) -> dict[str
 
 
 def _against_breaching(name: str, case: Case, images: int, repeats: int) -> list[dict[str, object]]:
-    work, chosen = victims(case, images, _smooth), settings(name, iterations=case.iterations, **SAME[name])
+    work, chosen = victims(case, images, _smooth), SAME[name](case.iterations)
     starts, both = _starts(work, chosen), range(min(THEIRS, images))
     attack = breaching_attack.attacks(
         name, work.net, work.params, work.x, work.y, starts, case.iterations, _torch_device()
@@ -122,7 +129,7 @@ def _against_breaching(name: str, case: Case, images: int, repeats: int) -> list
 
 def victims(case: Case, images: int, draw: Callable[[np.random.Generator, int, Shape], np.ndarray]) -> Work:
     """Images from `draw` with random labels, and the gradient that each victim shares."""
-    net = build("lenet-cpl", case.shape, case.classes, Choices(init="uniform-0.5"))
+    net = build("lenet-cpl", case.shape, case.classes, ModelConfig(init="uniform-0.5"))
     params = net.init(jax.random.key(0))
     rng = np.random.default_rng(0)
     x, y = draw(rng, images, case.shape), rng.integers(0, case.classes, images)
@@ -131,7 +138,8 @@ def victims(case: Case, images: int, draw: Callable[[np.random.Generator, int, S
         return cross_entropy(net.apply(params, x[None]), y[None])[0]
 
     gradients = jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0, 0)))(params, jnp.asarray(x), jnp.asarray(y))
-    seen = Observation(net, params, jax.tree.map(np.asarray, gradients), np.arange(images), case.shape, case.classes)
+    ids = np.arange(images)
+    seen = GradientObservation(net, params, jax.tree.map(np.asarray, gradients), ids, case.shape, case.classes)
     return Work(net, params, x, y, seen)
 
 
@@ -152,12 +160,12 @@ def _only(work: Work, number: int) -> Work:
     return replace(work, x=work.x[at], y=work.y[at], observation=one)
 
 
-def as_a_batch(work: Work, chosen: Settings) -> Callable[[], float]:
+def as_a_batch(work: Work, chosen: GradientMatching) -> Callable[[], float]:
     """A function that attacks all images as one batch and returns seconds per image, from first to last iteration."""
     return lambda: reconstruct(work.observation, chosen).seconds / len(work.x)
 
 
-def _whole(work: Work, chosen: Settings) -> Callable[[], float]:
+def _whole(work: Work, chosen: GradientMatching) -> Callable[[], float]:
     """A function that returns seconds per image of the whole call, as breaching is timed, without compilation."""
 
     def call() -> float:
@@ -168,17 +176,17 @@ def _whole(work: Work, chosen: Settings) -> Callable[[], float]:
     return call
 
 
-def _theirs(work: Work, chosen: Settings) -> Callable[[], float]:
+def _theirs(work: Work, chosen: GradientMatching) -> Callable[[], float]:
     starts, device = _starts(work, chosen), _torch_device()
     attack = torch_attack.attacks(work.net, work.params, work.x, work.y, starts, chosen.iterations, device)
     count = min(THEIRS, len(work.x))
     return lambda: sum(attack(number) for number in range(count)) / count
 
 
-def _starts(work: Work, chosen: Settings) -> np.ndarray:
+def _starts(work: Work, chosen: GradientMatching) -> np.ndarray:
     """The images that our attacks start from, [images, ...shape]."""
     keys = [(int(i), 0, 0) for i in work.observation.ids]
-    return inits.starts(chosen.init, work.observation, work.y[:, None], keys, None, "float32")[:, 0]
+    return inits.starts(chosen, work.observation, work.y[:, None], keys, "float32")[:, 0]
 
 
 def _torch_device() -> str:

@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks import attack
 from benchmarks import round as rounds
 from benchmarks.rows import row
-from fedveil.attacks.catalog import settings
+from fedveil.attacks.reconstruction.cpl import CPL
 from fedveil.data.arrays import from_arrays
 from fedveil.data.dataset import Dataset
 
@@ -157,5 +157,5 @@ def _data(case: rounds.Case, count: int) -> Dataset:
 def _attack(images: int) -> Turn:
     case = attack.CASES["mnist"]
     work = attack.victims(case, images, attack.noise)
-    play = attack.as_a_batch(work, settings("cpl", iterations=case.iterations))
+    play = attack.as_a_batch(work, CPL(iterations=case.iterations))
     return lambda number: images * play()

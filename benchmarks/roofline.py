@@ -31,8 +31,8 @@ import numpy as np
 
 from benchmarks import round as rounds
 from benchmarks.rows import row
-from fedveil import api
 from fedveil.core import keys
+from fedveil.federation import federation
 from fedveil.kernels.clipping import training_context
 from fedveil.models import net as counts
 from fedveil.models.layers import Array
@@ -137,7 +137,7 @@ def phases(case: rounds.Case, size: Size) -> dict[str, Phase]:
     data = rounds.random_data(case, size.clients)
     whole = rounds.rounds(case, data, size.clients, size.steps, rounds.PRIVATE, "shuffle")
     settings = rounds.settings_of(case, size.clients, size.steps, rounds.PRIVATE, "shuffle")
-    simulator = api.federation(settings, data=data).simulator
+    simulator = federation(settings, data=data).simulator
     task, count = simulator.task, simulator.chunk * size.steps
     net = task.model
     assert isinstance(net, Net)

@@ -31,9 +31,9 @@ from benchmarks.peers import flower_round, opacus, torch_round
 from benchmarks.peers.private_step import PrivateStep
 from benchmarks.peers.torch_nets import sequential
 from benchmarks.rows import row
-from fedveil import api
 from fedveil.data.arrays import from_arrays
 from fedveil.data.dataset import Dataset
+from fedveil.federation import federation
 from fedveil.models.catalog import build
 
 PRIVATE = {"name": "fed-cdp"}
@@ -202,7 +202,7 @@ def rounds(case: Case, data: Dataset, clients: int, steps: int, defense: dict[st
 
 def play_rounds(settings: dict[str, object], data: Dataset) -> Side:
     """The same as `rounds`, for any config."""
-    simulator = api.federation(settings, data=data).simulator
+    simulator = federation(settings, data=data).simulator
     state = simulator.start()
 
     def play(number: int) -> float:

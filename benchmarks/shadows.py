@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from benchmarks.rows import row
-from fedveil import api
-from fedveil.attacks.inference.shadows import Fleet
+from fedveil.attacks.games.shadows import Fleet
 from fedveil.core.keys import Draws
 from fedveil.data.arrays import from_arrays
-from fedveil.federation import Federation
+from fedveil.federation import Federation, federation
 
 MODELS = ("logistic", "mlp")
 CLIENTS, SIZE, BATCH, EPOCHS = 10, 500, 25, 5
@@ -52,7 +51,7 @@ def _federation(model: str, rounds: int) -> Federation:
         "model": {"name": model},
         "train": {"per_round": CLIENTS, "local_epochs": EPOCHS, "batch": BATCH, "lr": 1e-3, "rounds": rounds},
     }
-    return api.federation(settings, data=data)
+    return federation(settings, data=data)
 
 
 def _together(federation: Federation, shadows: int) -> Callable[[], float]:

@@ -1,28 +1,35 @@
 """Writes the generated pages: `python docs/generate.py`.
 
-docs/config.md and docs/names.md are generated from the tables that check a config. docs/reproduction.md and
-docs/performance.md are generated from the measured data. A test fails if a page in the repository differs from the
-generated text.
+docs/config.md and docs/names.md are generated from the tables that check a config, docs/api.md from the docstrings of the
+public names, docs/reproduction.md and docs/performance.md from the measured data. A test fails if a page in the
+repository differs from the generated text.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from fedveil.attacks.catalog import ATTACKS, INITS
-from fedveil.config import NAMES, SECTIONS, Budget, Section
+import fedveil
+from fedveil.attacks.adversaries import ADVERSARIES
+from fedveil.attacks.base import keys as attack_keys
+from fedveil.attacks.reconstruction.matching import INITS
+from fedveil.attacks.registry import ATTACKS, schema
+from fedveil.config import NAMES, SECTIONS, Budget
 from fedveil.core.taps import TAPS
+from fedveil.core.validation import Section
+from fedveil.data.dataset import SPLITS
 from fedveil.data.info import DatasetInfo
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.registry import DATASETS
-from fedveil.data.split import SPLITS
 from fedveil.defenses.catalog import DEFENSES
 from fedveil.defenses.catalog import keys as defense_keys
 from fedveil.models.catalog import MODELS
@@ -45,6 +52,11 @@ side, in seconds or per second. Suites that were not run say so. The rows are in
 `fedveil bench SUITE --out FILE`. The suites are in `benchmarks/`, which is part of the source checkout and not of the
 wheel."""
 
+API_HEAD = """\
+The names of the package `fedveil`. The command line, the lab and the recipes call the same functions. [Python](python.md)
+shows them in use. `Settings` are nested dicts as in a config file, a `Config`, the path of a TOML file, or a list of
+`section.key=value`. Every result has `as_dict()`: the document that the command prints with `--json`."""
+
 NAMES_HEAD = "The names that a config accepts. `fedveil list KIND` prints the same tables."
 
 
@@ -65,6 +77,8 @@ def config_page() -> str:
     lines = [MADE, "", "# Config", "", CONFIG_HEAD, ""]
     for name, section in SECTIONS.items():
         lines += [f"## `[{name}]`", "", _sentence(section), "", *_keys(name, section)]
+        if name == "attack":
+            lines += [*_attacks()]
         if name == "train":
             lines += ["### `train.budget`", "", _sentence(Budget), "", *_keys("train.budget", Budget)]
     lines += [
@@ -79,6 +93,35 @@ def config_page() -> str:
         ),
     ]
     return "\n".join(lines)
+
+
+def _attacks() -> list[str]:
+    """The keys of each attack. An attack with the keys of an earlier one shows only the defaults that differ."""
+    former = "Former names of keys are accepted with a warning: `seat` for `adversary`, `trait` for `property`."
+    lines = [f"The keys of each attack follow. {former}", ""]
+    described: dict[tuple[str, ...], str] = {}
+    for name, kind in ATTACKS.items():
+        fields = schema(kind).model_fields
+        lines += [f"### `{name}`", "", kind.summary[:1].upper() + kind.summary[1:] + ".", ""]
+        same = described.setdefault(tuple(fields), name)
+        if not fields:
+            lines += ["No keys.", ""]
+        elif same == name:
+            rows = ((f"`{k}`", _default(f), _attack_takes(kind, k, f), f.description or "") for k, f in fields.items())
+            lines += table(("key", "default", "takes", "what"), rows)
+        else:
+            first = schema(ATTACKS[same]).model_fields
+            other = [f"`{k} = {json.dumps(f.default)}`" for k, f in fields.items() if f.default != first[k].default]
+            lines += [f"The keys of `{same}`" + (f", by default with {', '.join(other)}." if other else "."), ""]
+    return lines
+
+
+def _attack_takes(kind: Any, key: str, field: FieldInfo) -> str:
+    if key in kind.choices:
+        return code(kind.choices[key])
+    if key in ("adversary", "tap"):
+        return code(getattr(kind, {"adversary": "adversaries", "tap": "taps"}[key]))
+    return _takes(f"attack.{key}", field)
 
 
 def _sentence(section: type[Section]) -> str:
@@ -103,6 +146,8 @@ def _default(field: FieldInfo) -> str:
 
 
 def _takes(key: str, field: FieldInfo) -> str:
+    if key == "attack.name":
+        return code(ATTACKS)
     if key in NAMES:
         return code(NAMES[key])
     kinds = " or ".join(_kind(kind) for kind in _members(field.annotation))
@@ -147,7 +192,10 @@ def names_page() -> str:
     lines += ["## Models", "", *_described(MODELS.values())]
     defenses = ((f"`{kind.name}`", kind.summary, code(defense_keys(kind))) for kind in DEFENSES.values())
     lines += ["## Defences", "", *table(("name", "what", "keys"), defenses)]
-    lines += ["## Attacks", "", *_described(ATTACKS.values())]
+    attacks = ((f"`{kind.name}`", kind.summary, code(attack_keys(kind))) for kind in ATTACKS.values())
+    lines += ["## Attacks", "", *table(("name", "what", "keys"), attacks)]
+    adversaries = ((f"`{a.name}`", a.summary, code(a.taps)) for a in ADVERSARIES.values())
+    lines += ["## Adversaries of inference attacks", "", *table(("name", "what it sees", "taps"), adversaries)]
     lines += [
         "## Initial guesses of attacks",
         "",
@@ -178,6 +226,44 @@ def _training(infos: Iterable[DatasetInfo]) -> list[str]:
         if i.trainable
     )
     return table(head, rows)
+
+
+# --- api.md
+
+
+def api_page() -> str:
+    """Every public name with its signature and its docstring."""
+    lines = [MADE, "", "# API", "", API_HEAD, ""]
+    for name in fedveil.FUNCTIONS:
+        lines += _function(name)
+    return "\n".join(lines)
+
+
+def _function(name: str) -> list[str]:
+    module, attribute = fedveil.FUNCTIONS[name]
+    found = getattr(import_module(module), attribute)
+    signature = ["```text", _signature(f"fedveil.{name}", inspect.signature(found)), "```"]
+    return [f"## `{name}`", "", *signature, "", inspect.getdoc(found) or "", ""]
+
+
+def _signature(name: str, signature: inspect.Signature) -> str:
+    """A call with its parameters: on one line where it fits, else one parameter to a line."""
+    returns = "" if signature.return_annotation is signature.empty else f" -> {signature.return_annotation}"
+    parameters = [_parameter(parameter) for parameter in signature.parameters.values()]
+    keyword_only = [p.kind is p.KEYWORD_ONLY for p in signature.parameters.values()]
+    if True in keyword_only:
+        parameters.insert(keyword_only.index(True), "*")
+    line = f"{name}({', '.join(parameters)}){returns}"
+    if len(line) <= 100:
+        return line
+    return "\n".join([f"{name}(", *(f"    {parameter}," for parameter in parameters), f"){returns}"])
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    typed = "" if parameter.annotation is parameter.empty else f": {parameter.annotation}"
+    default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+    return f"{stars}{parameter.name}{typed}{default}"
 
 
 # --- reproduction.md
@@ -229,6 +315,7 @@ def performance_pictures() -> dict[str, str]:
 PAGES = {
     "config.md": config_page,
     "names.md": names_page,
+    "api.md": api_page,
     "reproduction.md": reproduction_page,
     "performance.md": performance_page,
 }

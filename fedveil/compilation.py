@@ -18,9 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.core.folders import user_cache
-from fedveil.core.hardware import processor
-from fedveil.core.lazy import Lazy
+from fedveil.core.system import Lazy, processor, user_cache
 
 if TYPE_CHECKING:
     import jax

@@ -1,4 +1,4 @@
-"""The configuration: one small model per section, defaults that work, errors of one line.
+"""The configuration: one pydantic model per section, working defaults, errors of one line.
 
 A config comes from a TOML file, from `section.key=value` settings, or from both. `load` checks all that can be checked
 without data; `resolve` fills in what depends on the dataset, so that a run folder says exactly what was run.
@@ -8,34 +8,34 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Collection
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
+    field_serializer,
     field_validator,
     model_validator,
 )
 
-from fedveil.attacks.adversaries import ADVERSARIES, INFERENCE
-from fedveil.attacks.catalog import ALIASES, ATTACKS, DISTANCES, LABELS, READINGS, inference_settings
-from fedveil.attacks.catalog import INITS as INITS_OF_ATTACKS
-from fedveil.attacks.catalog import OPTIMIZERS as ATTACK_OPTIMIZERS
-from fedveil.attacks.catalog import settings as attack_settings
+from fedveil.attacks.base import Attack, keys
+from fedveil.attacks.registry import attack_kind, make_attack
 from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
 from fedveil.core.taps import TAPS
-from fedveil.core.validation import one_line
+from fedveil.core.validation import Section, one_line
+from fedveil.data.dataset import SPLITS
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.registry import DATASETS
-from fedveil.data.split import SPLITS
+from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import make_all, resolved
-from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS
+from fedveil.defenses.none import NoDefense
+from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS, ModelConfig
 
 SAMPLINGS = ("auto", "fixed", "poisson", "with-replacement")
 BATCHINGS = ("auto", "shuffle", "poisson", "without-replacement")
@@ -43,7 +43,7 @@ OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
 SMALLEST_SCATTERED = 16  # pixels: smaller images have hardly any windows of four
 CHUNK_TAKES = "takes 'auto' or a whole number of clients, 1 or more"
 
-# Keys that take one of a table of names; checked apart from types, so that the error can say "did you mean".
+# Keys that take a name from a table. They are checked before types, so that the error can say "did you mean".
 NAMES: dict[str, Collection[str]] = {
     "data.name": DATASETS.keys(),  # a view, which shows datasets that are registered later
     "data.partition": tuple(PARTITIONS),
@@ -58,32 +58,20 @@ NAMES: dict[str, Collection[str]] = {
     "train.optimizer": OPTIMIZERS,
     "train.aggregation": ("auto", "fedsgd", "fedavg"),
     "train.weights": ("uniform", "size"),
-    "attack.name": tuple(ATTACKS),
     "attack.tap": tuple(TAPS),
-    "attack.seat": tuple(ADVERSARIES),
-    "attack.init": (*INITS_OF_ATTACKS, *ALIASES),
-    "attack.distance": tuple(DISTANCES),
-    "attack.optimizer": tuple(ATTACK_OPTIMIZERS),
-    "attack.label": tuple(LABELS),
-    "attack.reading": tuple(READINGS),
     "attack.rule": ("ssim", "mse", "distance"),
     "speed.engine": ("vectorised", "reference"),
     "speed.precision": ("float32", "float64"),
     "speed.products": ("auto", "float32", "bfloat16"),
 }
-
-
-class Section(BaseModel):
-    """A section of the config: unknown keys and sloppy types are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+FORMER_ATTACK_KEYS = {"seat": "adversary", "trait": "property"}
 
 
 class DataConfig(Section):
-    """`[data]`: what is learnt from, and how it lies with the clients."""
+    """`[data]`: the dataset, and how it is divided among the clients."""
 
     name: str = Field("digits", description="dataset")
-    partition: str | None = Field(None, description="how examples lie with clients (shards; by dataset)")
+    partition: str | None = Field(None, description="how examples are divided among clients (shards; by dataset)")
     clients: int = Field(100, ge=1, le=10_000_000, description="number of clients, K")
     per_client: int | None = Field(None, ge=1, description="examples per client, N_i (by dataset)")
     classes_per_client: int | None = Field(None, ge=1, description="classes or shards per client (2; LFW 15)")
@@ -93,7 +81,7 @@ class DataConfig(Section):
         min_length=1,
         description="classes of the first clients, one list for each; the others follow the partition",
     )
-    min_images: Literal[14, 20] = Field(20, description="LFW: people with at least so many images")
+    min_images: Literal[14, 20] = Field(20, description="LFW: people with at least this many images")
     size: Literal[32, 64, 128] = Field(32, description="LFW: pixels per side")
     features: str = Field("raw", description="raw, or scatter: fixed wavelet features of images, for a model on top")
     split: str = Field("fed-cdp", description="whose split: fed-cdp (validation), cpl (test), dpfl (test less public)")
@@ -107,18 +95,6 @@ class DataConfig(Section):
         if path is not None and any("\ud800" <= c <= "\udfff" for c in path):
             raise ConfigError(f"data.{info.field_name}", path, "takes a path in UTF-8: rename it, or link to it")
         return path
-
-
-class ModelConfig(Section):
-    """`[model]`: the network."""
-
-    name: str | None = Field(None, description="network (cnn for images, mlp for attributes)")
-    activation: str | None = Field(None, description="relu, sigmoid, tanh or leaky-relu (by model)")
-    init: str | None = Field(None, description="default (Glorot) or uniform-0.5 (default; fedveil attack: see there)")
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of features dropped in training")
-    hidden: list[int] = Field([64, 32], min_length=1, max_length=8, description="widths of the MLP's hidden layers")
-    pooling: str | None = Field(None, description="none, max or mean (by model)")
-    channels: int | None = Field(None, ge=1, le=4096, description="channels of the LeNets (12; 256 from 64 px on)")
 
 
 class Budget(Section):
@@ -184,64 +160,71 @@ class SpeedConfig(Section):
 
 
 class AttackConfig(Section):
-    """`[attack]`: who attacks what a tap shows, and how. What is left out is the attack's own default."""
+    """`[attack]`: which attack, on what, how often. The bench reads these keys; all others belong to the attack."""
+
+    model_config = ConfigDict(extra="allow")
 
     name: str = Field("cpl", description="attack")
-    tap: str | None = Field(None, description="where the attacker stands (client; for inference by seat)")
+    tap: str | None = Field(None, description="where the attacker observes (client; for inference by adversary)")
     images: int = Field(16, ge=1, le=100_000, description="how many gradients are attacked, from the first clients on")
     seeds: int = Field(1, ge=1, le=10_000, description="starts of each attack; for inference, federations attacked")
-    round: int | None = Field(None, ge=0, description="the round that is attacked (0, or where the run stands)")
+    round: int | None = Field(None, ge=0, description="the round that is attacked (0, or the last of the run)")
     rule: str | None = Field(
         None, description="success: ssim (images), mse (attributes), or distance (the paper's own)"
     )
-    init: str | None = Field(None, description="start (patterned-2x2; random-normal for dlg, idlg, inverting)")
-    file: str | None = Field(None, description="with init = file: a picture, or an .npy array")
-    distance: str | None = Field(None, description="l2, cosine, cosine-layers or entropy (by attack)")
-    optimizer: str | None = Field(None, description="lbfgs, adam, sgd, momentum, adagrad (by attack)")
-    lr: float | None = Field(None, gt=0, description="step length (1 for lbfgs, else 0.1)")
-    iterations: int | None = Field(None, ge=1, le=10_000_000, description="attack iterations (300; inverting 4800)")
-    stop: float | None = Field(None, gt=0, description="a squared gradient distance that ends an attack")
-    plateau: int | None = Field(None, ge=1, description="ends an attack after so many iterations without progress")
-    label: str | None = Field(None, description="infer, joint or given (by attack)")
-    alpha: float | None = Field(None, ge=0, description="weight of the label term (0)")
-    tv: float | None = Field(None, ge=0, description="weight of the total variation (0; inverting 1e-4)")
-    signed: bool | None = Field(None, description="steps by the sign of the gradient")
-    decay: bool | None = Field(None, description="shorter steps after 3/8, 5/8 and 7/8 of the iterations")
-    box: bool | None = Field(None, description="keep inputs in their range at every step")
-    restarts: int | None = Field(None, ge=0, le=1000, description="further starts, of which the best is kept (0)")
-    reading: str | None = Field(None, description="simple or simulated: what an update of several steps is taken for")
-    seat: str | None = Field(None, description="inference: passive-local, passive-global or active (by attack)")
-    attacker: int | None = Field(None, ge=0, description="the client that attacks, where the seat is a client's (0)")
-    victim: int | None = Field(None, ge=0, description="the client that is attacked (1)")
-    classes: list[int] | None = Field(None, min_length=1, description="inversion: classes to recover (the victim's)")
-    method: str | None = Field(None, description="inversion: ascent, or closed (logistic regression)")
-    records: int | None = Field(None, ge=2, le=1_000_000, description="membership: records that are asked about")
-    shadows: int | None = Field(None, ge=1, le=10_000, description="membership: shadow federations that are trained")
-    trait: str | None = Field(None, description="melis: class:N, or column:NAME of attribute data")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _former_names(cls, given: Any) -> Any:
+        """Accepts keys by their former names."""
+        if not isinstance(given, dict):
+            return given
+        for old, new in FORMER_ATTACK_KEYS.items():
+            if given.get(old) is not None:
+                warnings.warn(f"attack.{old} is now called attack.{new}: please rename it", FutureWarning, stacklevel=2)
+                given = {new: given[old], **given}
+        return {key: value for key, value in given.items() if key not in FORMER_ATTACK_KEYS}
 
     @property
     def at(self) -> str:
         """The tap of a reconstruction."""
         return self.tap or "client"
 
-    def given(self) -> dict[str, Any]:
+    def own(self) -> dict[str, Any]:
         """The keys of the attack itself that were set."""
-        bench: tuple[str, ...] = ("name", "tap", "images", "seeds", "round", "rule")
-        if self.name in INFERENCE:  # which count no images, succeed by no rule, and check their tap themselves
-            images = () if self.images != AttackConfig.model_fields["images"].default else ("images",)
-            bench = ("name", "seeds", "round", *images)
-        return {key: value for key, value in self.model_dump().items() if key not in bench and value is not None}
+        return {key: value for key, value in (self.model_extra or {}).items() if value is not None}
+
+    def make(self) -> Attack:
+        """The attack that the section describes, checked; a key that neither it nor the bench reads is refused."""
+        fields, kind = type(self).model_fields, attack_kind(self.name)
+        unread = {key: getattr(self, key) for key in fields if key not in ("name", *kind.bench)}
+        given = {key: value for key, value in unread.items() if value != fields[key].default} | self.own()
+        known = ("name", *kind.bench, *keys(kind))
+        for key, value in given.items():
+            if key not in known:
+                raise ConfigError(f"attack.{key}", value, f"{self.name} has no such key; " + did_you_mean(key, known))
+        return make_attack(self.name, **given)
 
 
 class Config(Section):
-    """All sections."""
+    """All sections. `defense` holds the defences themselves: they are made once, when a document is checked."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     data: DataConfig = Field(default_factory=lambda: DataConfig())
     model: ModelConfig = Field(default_factory=lambda: ModelConfig())
     train: TrainConfig = Field(default_factory=lambda: TrainConfig())
     speed: SpeedConfig = Field(default_factory=lambda: SpeedConfig())
     attack: AttackConfig = Field(default_factory=lambda: AttackConfig())
-    defense: list[Any] = Field(default_factory=lambda: [{"name": "none"}])
+    defense: tuple[Defense, ...] = Field(default_factory=lambda: (NoDefense(),))
+
+    @field_serializer("defense")
+    def _tables(self, defenses: tuple[Defense, ...]) -> list[dict[str, Any]]:
+        return [resolved(defense) for defense in defenses]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all keys are the same. Some defences are compared by identity, so their tables are compared here."""
+        return isinstance(other, Config) and self.model_dump() == other.model_dump()
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -253,17 +236,41 @@ SECTIONS: dict[str, type[Section]] = {
 }
 
 
+# Nested dicts as in a config file, a `Config`, the path of a TOML file, or a list of `section.key=value`.
+Settings = Mapping[str, Any] | Config | str | Path | list[str] | None
+# A defence or several in order: each an object, or its table of keys.
+Defenses = Defense | Mapping[str, Any] | Sequence[Defense | Mapping[str, Any]]
+
+
 # --- reading -----------------------------------------------------------------------------------------------------
+
+
+def from_settings(settings: Settings = None, defense: Defenses | None = None) -> Config:
+    """The config that a caller's settings describe; `defense` replaces theirs."""
+    if isinstance(settings, Config):
+        return settings if defense is None else settings.model_copy(update={"defense": make_all(defense)})
+    if isinstance(settings, str | Path):
+        document = read(settings)
+    elif isinstance(settings, list):
+        document = read(None, settings)
+    else:
+        document = dict(settings or {})
+    return from_dict(document if defense is None else {**document, "defense": defense})
 
 
 def load(path: str | Path | None = None, settings: list[str] | None = None) -> Config:
     """The config of a file and of `section.key=value` settings, which win over the file."""
+    return from_dict(read(path, settings))
+
+
+def read(path: str | Path | None = None, settings: list[str] | None = None) -> dict[str, Any]:
+    """The document of a file and of `section.key=value` settings: what was set, not checked."""
     if path == "":
         raise ConfigError("FILE", path, "takes the path of a TOML config: leave it out to train with the defaults")
     document = _read(Path(path)) if path is not None else {}
     for setting in settings or []:
         _apply(document, setting)
-    return from_dict(document)
+    return document
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -297,21 +304,21 @@ def _apply(document: dict[str, Any], setting: str) -> None:
 
 
 def _apply_defense(document: dict[str, Any], parts: list[str], value: Any) -> None:
-    """`defense.key=v` sets the only (or first) defence, `defense.N.key=v` the one at place N, made if it is next."""
+    """`defense.key=v` sets the only (or first) defence, `defense.N.key=v` number N, which is made if it is the next."""
     defenses = document.setdefault("defense", [])
     if isinstance(defenses, dict):
         defenses = document["defense"] = [defenses]
-    place = 0
+    index = 0
     if parts[0].isdigit():
-        place, parts = int(parts[0]), parts[1:]
+        index, parts = int(parts[0]), parts[1:]
     if len(parts) != 1:
         raise ConfigError("-s", ".".join(["defense", *parts]), "takes defense.key=value or defense.N.key=value")
-    if place > len(defenses):
+    if index > len(defenses):
         takes = f"there are {len(defenses)} defences so far: number the next one {len(defenses)}"
-        raise ConfigError("-s", f"defense.{place}.{parts[0]}", takes)
-    if place == len(defenses):
+        raise ConfigError("-s", f"defense.{index}.{parts[0]}", takes)
+    if index == len(defenses):
         defenses.append({})
-    defenses[place][parts[0]] = value
+    defenses[index][parts[0]] = value
 
 
 def _value(text: str) -> Any:
@@ -326,10 +333,9 @@ def _value(text: str) -> Any:
 
 
 def from_dict(document: dict[str, Any]) -> Config:
-    """A checked config from plain data."""
-    document = json.loads(json.dumps(document, default=str))
-    if isinstance(document.get("defense"), dict):
-        document["defense"] = [document["defense"]]
+    """A checked config from plain data. `defense` may also be a defence object, or a list of them."""
+    defenses = document.get("defense")
+    document = json.loads(json.dumps({k: v for k, v in document.items() if k != "defense"}, default=str))
     _check_sections(document)
     for key, known in NAMES.items():
         section, name = key.split(".")
@@ -340,6 +346,12 @@ def from_dict(document: dict[str, Any]) -> Config:
         config = Config.model_validate(document)
     except ValidationError as error:
         raise _one_line(error) from None
+    _check_values(config)
+    return config if defenses is None else config.model_copy(update={"defense": make_all(defenses)})
+
+
+def _check_values(config: Config) -> None:
+    """What the types of the sections do not check."""
     if config.speed.precision == "float64" and config.speed.products == "bfloat16":
         raise ConfigError("speed.products", "bfloat16", "takes auto or float32 where speed.precision is float64")
     chunk = config.speed.chunk
@@ -347,17 +359,15 @@ def from_dict(document: dict[str, Any]) -> Config:
         raise ConfigError("speed.chunk", chunk, CHUNK_TAKES)
     if any(not 1 <= width <= 65_536 for width in config.model.hidden):
         raise ConfigError("model.hidden", config.model.hidden, "takes widths of 1 or more, up to 65536: [64, 32], say")
-    check = inference_settings if config.attack.name in INFERENCE else attack_settings
-    check(config.attack.name, **config.attack.given())
-    make_all(config.defense)
-    return config
+    if "attack" in config.model_fields_set:  # the default section needs no check
+        config.attack.make()
 
 
 def _check_sections(document: dict[str, Any]) -> None:
     for name, section in document.items():
-        if name not in (*SECTIONS, "defense"):
+        if name not in SECTIONS:
             raise ConfigError(name, section, "unknown section; " + did_you_mean(name, (*SECTIONS, "defense")))
-        if name != "defense" and not isinstance(section, dict):
+        if not isinstance(section, dict):
             raise ConfigError(name, section, f"is a section: write [{name}] with keys below it, or {name}.key")
 
 
@@ -378,7 +388,7 @@ def _one_line(error: ValidationError) -> ConfigError:
 
 
 def resolve(config: Config, *, trainable: bool = True) -> Config:
-    """Every default that depends on the dataset or the defence, filled in; and what depends on several keys, checked."""
+    """Fills in every default that depends on the dataset or the defence, and checks what depends on several keys."""
     info = DATASETS[config.data.name]
     if trainable and not info.trainable:
         raise ConfigError(
@@ -391,19 +401,18 @@ def resolve(config: Config, *, trainable: bool = True) -> Config:
             "data": _resolve_data(config),
             "model": _resolve_model(config),
             "train": _resolve_train(config),
-            "defense": [resolved(defense) for defense in make_all(config.defense)],
         }
     )
 
 
 def for_attack(config: Config) -> Config:
-    """The config with what an attack takes where nothing is said: cpl's network, weights in ±0.5, one example, one step.
+    """The config with the defaults of a reconstruction: cpl's network, weights in ±0.5, one example, one step.
 
-    A dataset of a single picture is one client's.
+    A dataset of a single picture belongs to one client.
     """
     info = DATASETS[config.data.name]
     model, train, data = config.model, config.train, config.data
-    if data.features != "raw" and config.attack.name not in INFERENCE:
+    if data.features != "raw":
         raise ConfigError("data.features", data.features, "takes raw: the attack would rebuild features, not pictures")
     name = model.name or ("lenet-cpl" if info.kind == "image" else "mlp")
     init = model.init or ("uniform-0.5" if name.startswith("lenet") else "default")
@@ -432,7 +441,7 @@ def _resolve_data(config: Config) -> DataConfig:
             "data.features", data.features, f"takes images of at least {SMALLEST_SCATTERED} pixels: use raw"
         )
     changes: dict[str, object] = {"partition": name}
-    # The dataset's usual size holds for partitions that cut equal pieces; the others deal out all the data.
+    # The dataset's default size is for partitions into equal parts; the others distribute all the data.
     if name in ("iid", "shards", "classes"):
         changes["per_client"] = data.per_client or info.per_client
     if "classes_per_client" in keys:
@@ -456,7 +465,7 @@ def _resolve_model(config: Config) -> ModelConfig:
 
 def _resolve_train(config: Config) -> TrainConfig:
     train, info = config.train, DATASETS[config.data.name]
-    defenses = make_all(config.defense)
+    defenses = config.defense
     private = any(defense.private for defense in defenses)
     sampling = train.sampling if train.sampling != "auto" else ("poisson" if private else "fixed")
     selecting = next((defense for defense in defenses if defense.fills("select")), None)
@@ -495,7 +504,7 @@ def _resolve_train(config: Config) -> TrainConfig:
 
 
 def _refuse_unread(section: str, given: Section, read: tuple[str, ...], keys: tuple[str, ...], who: str) -> None:
-    """An option that would be ignored is an error: whoever set it expects it to do something."""
+    """Refuses an option that would be ignored: the user who set it expects an effect."""
     for key in keys:
         default = type(given).model_fields[key].get_default()
         if key not in read and getattr(given, key) != default:
@@ -511,5 +520,4 @@ def to_toml(config: Config) -> str:
     document = config.model_dump(include={*SECTIONS}, exclude_none=True)
     if config.attack == AttackConfig():
         del document["attack"]
-    defenses = [{key: value for key, value in one.items() if value is not None} for one in config.defense]
-    return tomli_w.dumps(document | {"defense": defenses})
+    return tomli_w.dumps(document | {"defense": [resolved(defense) for defense in config.defense]})

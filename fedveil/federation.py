@@ -1,7 +1,9 @@
-"""From a config to a plan, which an account needs, and to a federation, which can be run.
+"""From a config to a `Plan`, which an account reads, and to a `Federation`, which can be run.
 
 `plan` needs no JAX, and no data where the sizes are known: accounts are quick and do not wait for downloads. `prepare`
 loads the data and builds model, defences and simulator.
+
+The module is callable: `fedveil.federation(...)` is its function `federation`.
 """
 
 from __future__ import annotations
@@ -14,18 +16,18 @@ import numpy as np
 
 from fedveil.accounting import calibrate
 from fedveil.accounting.transcript import Transcript, planned
-from fedveil.config import Config, resolve
+from fedveil.config import Config, Defenses, Settings, from_settings, resolve
 from fedveil.core.errors import ConfigError
 from fedveil.core.keys import Draws
 from fedveil.core.setting import Setting
-from fedveil.data.dataset import Dataset
+from fedveil.core.system import make_callable
+from fedveil.data.arrays import from_arrays
+from fedveil.data.dataset import Dataset, cut_share
 from fedveil.data.load import load
 from fedveil.data.partition import Partition, PartitionSettings, make_partition
 from fedveil.data.registry import DATASETS
-from fedveil.data.split import cut_share
 from fedveil.defenses.base import Defense
-from fedveil.defenses.catalog import make_all
-from fedveil.models.catalog import Choices, build
+from fedveil.models.catalog import build
 from fedveil.models.net import Model, Net
 from fedveil.simulation.sampling import BatchSampling, client_weights
 
@@ -34,16 +36,20 @@ if TYPE_CHECKING:
     from fedveil.simulation.simulator import Simulator
 
 
+Arrays = Dataset | Sequence[np.ndarray]
+IN_MEMORY = "(arrays in memory)"  # recorded as the file name of a dataset that a caller holds
+
+
 @dataclass(frozen=True)
 class Plan:
-    """What an account needs of a run: no data, no training."""
+    """What an account needs to know of a run: no data, no training."""
 
     config: Config
     defenses: tuple[Defense, ...]
     setting: Setting
 
     def transcript(self, rounds: int | None = None) -> Transcript:
-        """The transcript of its rounds, or of another number of them, before any has happened."""
+        """The transcript of the planned rounds, or of another number of them, before any is executed."""
         return planned(self.defenses, self.setting, self.setting.rounds if rounds is None else rounds)
 
 
@@ -109,34 +115,24 @@ def batch_sampling(config: Config, partition: Partition) -> BatchSampling:
 
 def build_model(config: Config, shape: tuple[int, ...], classes: int) -> Model:
     """The network of `[model]`."""
-    chosen = config.model
-    choices = Choices(
-        chosen.activation,
-        chosen.init or "default",
-        chosen.dropout,
-        tuple(chosen.hidden),
-        chosen.pooling,
-        chosen.channels,
-    )
-    return build(chosen.name or "cnn", shape, classes, choices)
+    return build(config.model.name or "cnn", shape, classes, config.model)
 
 
 def checked_defenses(config: Config, setting: Setting) -> tuple[Defense, ...]:
     """The defences, each checked against the setting."""
-    defenses = make_all(config.defense)
-    for defense in defenses:
+    for defense in config.defense:
         defense.check(setting)
         if defense.stateful and setting.sampling == "with-replacement":
             takes = f"{defense.name} remembers each client, so a client cannot take part twice in a round: use fixed"
             raise ConfigError("train.sampling", setting.sampling, takes)
-    return defenses
+    return config.defense
 
 
-def make_setting(config: Config, partition: Partition, sampling: BatchSampling, model: Model, examples: int) -> Setting:
+def make_setting(config: Config, partition: Partition, batches: BatchSampling, model: Model, examples: int) -> Setting:
     """What the defences and the ledger may know of a run."""
     train = config.train
     assert train.batch is not None and train.per_round is not None and train.rounds is not None
-    sizes = tuple((int(n), sampling.steps_for(int(n))) for n in np.unique(partition.length))
+    sizes = tuple((int(n), batches.steps_for(int(n))) for n in np.unique(partition.length))
     weights = client_weights(train.weights, partition)
     return Setting(
         clients=config.data.clients,
@@ -197,6 +193,46 @@ class Federation:
     own_model: bool = False  # the caller's own network: the config's [model] does not describe it
 
 
+def federation(
+    settings: Settings = None,
+    *,
+    defense: Defenses | None = None,
+    data: Arrays | None = None,
+    model: Model | None = None,
+    draws: Draws | None = None,
+) -> Federation:
+    """A federation ready to train or to be observed.
+
+    `settings`: nested dicts as in a config file, a `Config`, the path of a TOML file, or a list of `section.key=value`.
+    `defense`: a defence object, or several in order, replacing the one in the settings. `data`: a `Dataset`, or arrays
+    `(x, y)` or `(x, y, x_test, y_test)`. `model`: anything with `init(key)` and `apply(params, x)`. `draws`: the source of
+    cohorts, batches and noise; by default `train.noise_seed`, or a new secret.
+    """
+    if model is not None and (isinstance(model, type) or not isinstance(model, Model)):
+        takes = "takes an object with init(key) and apply(params, x); the name of a model goes into the settings"
+        raise ConfigError("model", model, f"{takes}: {{'model': {{'name': ...}}}}")
+    config = from_settings(settings, defense)
+    dataset = None
+    if data is not None:
+        dataset, config = in_memory(data, config)
+    return prepare(config, dataset=dataset, model=model, draws=draws)
+
+
+def in_memory(data: Arrays, config: Config) -> tuple[Dataset, Config]:
+    """A caller's arrays as a dataset, and the config that says so."""
+    dataset = data if isinstance(data, Dataset) else _from_sequence(data)
+    named = config.data.model_copy(update={"name": "file", "file": IN_MEMORY})
+    return dataset, config.model_copy(update={"data": named})
+
+
+def _from_sequence(data: Sequence[np.ndarray]) -> Dataset:
+    if len(data) == 2:
+        return from_arrays(data[0], data[1])
+    if len(data) == 4:
+        return from_arrays(data[0], data[1], data[2], data[3])
+    raise ConfigError("data", f"{len(data)} arrays", "takes (x, y) or (x, y, x_test, y_test)")
+
+
 def prepare(
     config: Config,
     *,
@@ -208,39 +244,36 @@ def prepare(
 ) -> Federation:
     """Loads the data and builds everything a run needs; all errors of usage come from here, before anything is written.
 
-    A caller's own dataset or model takes the place of the named one; its own partition that of the config, where clients
-    hold their data themselves. `trainable` false: for attacks on the first round, pictures too few to train on will do.
+    A caller's dataset, model or partition replaces the one that the config names; a deployment passes the partition that
+    its clients hold. `trainable` false: for attacks on the first round, pictures too few to train on will do.
     `draws`: those of a run that is resumed or attacked; by default `train.noise_seed`, or a new secret.
     """
     from fedveil.simulation.context import FederationContext
     from fedveil.simulation.server import ServerRule
-    from fedveil.simulation.simulator import Faults, FederatedData, Schedule, SimulationSettings, Simulator
+    from fedveil.simulation.simulator import FederatedData, SimulationSettings, Simulator
 
     config = resolve(config, trainable=trainable)
     data = config.data
-    share = max(defense.public_share(data.name) for defense in make_all(config.defense))
+    share = max(defense.public_share(data.name) for defense in config.defense)
     if dataset is None:
         dataset = load_data(config, share)
     elif share and dataset.public is None:
         dataset = _with_public(dataset, share)
     if partition is None:
         partition = partition_of(config, dataset.train.y, dataset.classes)
-    sampling = batch_sampling(config, partition)
-    task = _task(config, dataset, partition, sampling, model)
+    batches = batch_sampling(config, partition)
+    task = _task(config, dataset, partition, batches, model)
     draws = draws or Draws.of(config.train.noise_seed)
-    context = FederationContext(replace(task, defenses=()), dataset, partition, sampling, draws)
+    context = FederationContext(replace(task, defenses=()), dataset, partition, batches, draws)
     task = replace(task, defenses=tuple(defense.prepare(context) for defense in task.defenses))
     train, speed = config.train, config.speed
-    assert train.lr is not None and train.lr_end is not None and train.rounds is not None
     simulator = Simulator(
         task,
         ServerRule(train.server_lr, train.server_momentum, keeps_late=train.late > 0),
-        FederatedData(dataset, partition, sampling),
+        FederatedData(dataset, partition, batches),
         SimulationSettings(
-            Schedule(train.lr, train.lr_end, train.rounds),
             seed=train.seed,
             draws=draws,
-            faults=Faults(train.dropout, train.late),
             engine=speed.engine,
             chunk=None if speed.chunk == "auto" else speed.chunk,
         ),
@@ -281,7 +314,7 @@ def _with_public(dataset: Dataset, share: float) -> Dataset:
     return replace(dataset, public=public, held_out=rest)
 
 
-def _task(config: Config, dataset: Dataset, partition: Partition, sampling: BatchSampling, model: Model | None) -> Task:
+def _task(config: Config, dataset: Dataset, partition: Partition, batches: BatchSampling, model: Model | None) -> Task:
     from fedveil.simulation.client import Task, accelerated
 
     train = config.train
@@ -289,7 +322,7 @@ def _task(config: Config, dataset: Dataset, partition: Partition, sampling: Batc
         model = build_model(config, dataset.shape, dataset.classes)
     else:
         _check_model(model, dataset)
-    setting = make_setting(config, partition, sampling, model, len(dataset.train))
+    setting = make_setting(config, partition, batches, model, len(dataset.train))
     defenses = checked_defenses(config, setting)
     return Task(
         model=model,
@@ -321,3 +354,6 @@ def _check_model(model: Model, dataset: Dataset) -> None:
     if logits.shape != (1, dataset.classes):
         takes = f"for a batch of one it must give logits of shape (1, {dataset.classes}), one for each class"
         raise ConfigError("model", logits.shape, takes)
+
+
+make_callable(__name__)

@@ -1,18 +1,175 @@
-"""The account of a run folder: its transcript, or for a folder from before there were transcripts, that of its plan."""
+"""The privacy account of a config or of a run folder (`account`), and the noise or the rounds for a given ε (`calibrate`).
+
+A run folder is accounted by its transcript. A folder from before there were transcripts is accounted by its plan.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import overload
 
-from fedveil.accounting import transcript
+from fedveil.accounting import calibrate as search
+from fedveil.accounting import ledger, transcript
+from fedveil.accounting.accountants import ACCOUNTANTS
+from fedveil.accounting.accounts import CERTIFYING
+from fedveil.accounting.calibrate import Found
+from fedveil.accounting.ledger import Row
 from fedveil.accounting.transcript import Transcript
-from fedveil.config import load
-from fedveil.core.errors import RunError
-from fedveil.federation import plan
+from fedveil.config import Defenses, Settings, from_settings, load
+from fedveil.core.errors import ConfigError, RunError, unknown_name
+from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, UNITS
+from fedveil.federation import IN_MEMORY, Plan, plan
 from fedveil.runs import RunFolder
 
-IN_MEMORY = "(arrays in memory)"
+MOST_ROUNDS = 10_000_000
+
+
+@dataclass(frozen=True)
+class Ledger(Sequence[Row]):
+    """The rows of an account, and the transcript that each group of them was made from."""
+
+    parts: tuple[tuple[Transcript, tuple[Row, ...]], ...]
+    curves: bool = False  # whether `as_dict` adds μ and the trade-off curve to certified rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        return self._rows[index]
+
+    @property
+    def _rows(self) -> tuple[Row, ...]:
+        return tuple(row for _, rows in self.parts for row in rows)
+
+    def as_dict(self) -> list[dict[str, object]]:
+        """The JSON document of `fedveil ledger`: a list of rows."""
+        return [self._document(made, row) for made, rows in self.parts for row in rows]
+
+    def _document(self, made: Transcript, row: Row) -> dict[str, object]:
+        curve = ledger.curve(made, row) if self.curves and row.certified else None
+        return {**row.as_dict(), **(curve.as_dict() if curve is not None else {})}
+
+
+def account(
+    settings: Settings | Plan = None,
+    *,
+    rounds: int | Sequence[int] | None = None,
+    delta: float | None = None,
+    accountant: str | Sequence[str] | None = None,
+    curves: bool = False,
+    defense: Defenses | None = None,
+) -> Ledger:
+    """The privacy account: ε for each tap, unit and adjacency, certified or as published, with its assumptions.
+
+    `settings`: as in `fedveil.train`, or a plan, for a training that has not happened; or the path of a run folder, for
+    the rounds that it has executed. `rounds`: after this many rounds, or after each of several numbers of rounds.
+    `delta`: by default the defence's own. `accountant`: only this one, or only these. `curves`: also μ-GDP and trade-off
+    curves of certified rows. `defense`: a defence object, or several in order; it replaces the one in the settings.
+    """
+    check_delta(delta)
+    chosen = (accountant,) if isinstance(accountant, str) else accountant or ("paper", *CERTIFYING)
+    for name in chosen:
+        if name not in ACCOUNTANTS:
+            raise unknown_name("accountant", name, ACCOUNTANTS)
+    made = _transcripts(settings, _numbers(rounds), defense)
+    return Ledger(tuple((one, tuple(ledger.rows(one, delta, accountants=chosen))) for one in made), curves)
+
+
+def _numbers(rounds: int | Sequence[int] | None) -> list[int]:
+    asked = [] if rounds is None else [rounds] if isinstance(rounds, int) else list(rounds)
+    if not all(1 <= number <= MOST_ROUNDS for number in asked):
+        raise ConfigError("rounds", rounds, "takes whole numbers from 1")
+    return asked
+
+
+def _transcripts(settings: Settings | Plan, rounds: list[int], defense: Defenses | None) -> list[Transcript]:
+    """Of a config the plan, for each number of rounds; of a run folder what it executed, or its first rounds."""
+    if isinstance(settings, str | Path) and settings != "" and Path(settings).is_dir():
+        return [transcript_of(Path(settings), count) for count in rounds] or [transcript_of(Path(settings))]
+    planned = settings if isinstance(settings, Plan) else plan(from_settings(settings, defense))
+    return [planned.transcript(count) for count in rounds or [planned.setting.rounds]]
+
+
+def check_delta(delta: float | None) -> None:
+    if delta is not None and not 0 < delta < 1:
+        raise ConfigError("delta", delta, "takes a number above 0 and below 1: 1e-5, say")
+
+
+# --- from an ε to a setting
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A setting that keeps an ε: the noise of one defence, and the number of rounds."""
+
+    key: str  # of the config, such as defense.noise
+    found: Found
+
+    def as_dict(self) -> dict[str, object]:
+        """The JSON document of `fedveil calibrate`."""
+        found = self.found
+        return {
+            self.key: found.value,
+            "noise": found.value,
+            "rounds": found.rounds,
+            "epsilon": found.row.epsilon,
+            "row": found.row.as_dict(),
+        }
+
+
+def calibrate(
+    settings: Settings = None,
+    *,
+    epsilon: float,
+    delta: float | None = None,
+    tap: str = "release",
+    unit: str = "example",
+    adjacency: str | None = None,
+    noise: float | None = None,
+    defense: Defenses | None = None,
+) -> Calibration:
+    """Finds the least noise that keeps ε over the rounds of the config; with `noise`, the most rounds that it affords.
+
+    `settings`, `defense`: as in `fedveil.train`, or the path of a run folder, whose config is taken. `tap`, `unit`,
+    `adjacency`: whose ε it is; by default of one example in the released model.
+    """
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        raise ConfigError("epsilon", epsilon, "takes a number above 0")
+    check_delta(delta)
+    if noise is not None and not (noise > 0 and math.isfinite(noise)):
+        raise ConfigError("noise", noise, "takes a number above 0, the defence's noise multiplier")
+    for key, value, known in (
+        ("tap", tap, ACCOUNTED_TAPS),
+        ("unit", unit, UNITS),
+        ("adjacency", adjacency, ADJACENCIES),
+    ):
+        if value is not None and value not in known:
+            raise unknown_name(key, value, known)
+    if isinstance(settings, str | Path) and settings != "" and Path(settings).is_dir():
+        settings = Path(settings) / "config.toml"
+    planned = plan(from_settings(settings, defense))
+    goal = search.Goal(epsilon, planned.transcript(1).delta if delta is None else delta, tap, unit, adjacency)
+    if noise is None:
+        found = search.noise_for(planned.defenses, planned.setting, goal)
+    else:
+        found = search.rounds_with(planned.defenses, planned.setting, goal, noise)
+    where = "defense" if len(planned.defenses) == 1 else f"defense.{found.index}"
+    return Calibration(f"{where}.{found.key}", found)
+
+
+# --- the transcript of a run
 
 
 def transcript_of(path: Path, rounds: int | None = None) -> Transcript:
@@ -24,8 +181,10 @@ def transcript_of(path: Path, rounds: int | None = None) -> Transcript:
 
 
 def _shown(run: RunFolder) -> int:
-    """Rounds that any file shows. Metrics are written before the checkpoint that holds their round, so a checkpoint that
-    cannot be read hides none."""
+    """The number of rounds that any file of the run shows.
+
+    Metrics are written before the checkpoint of their round, so an unreadable checkpoint hides no round.
+    """
     shown = len(run.read_metrics())
     try:
         return max(shown, run.checkpoint_round())
@@ -34,15 +193,15 @@ def _shown(run: RunFolder) -> int:
 
 
 def _older(run: RunFolder, rounds: int | None) -> Transcript:
-    """The plan of a simulated run, as far as its files show rounds. Of other runs the config does not tell enough."""
+    """The plan of a simulated run, for the rounds that its files show. For other runs the config is not enough."""
     config = load(run.config)
     why = ""
     if (run.path / "deploy.json").exists():
         why = "it was deployed, and its nodes, lost answers and repeated rounds are in no transcript"
     elif run.read_info().get("own_model"):
-        why = "it was trained with a model of its own, whose layers the config does not tell"
+        why = "it was trained with a caller's own model, whose layers are not in the config"
     elif config.data.file == IN_MEMORY:
-        why = "it was trained on arrays in memory, whose sizes the config does not tell"
+        why = "it was trained on arrays in memory, whose sizes are not in the config"
     if why:
         raise RunError(f"{run.path} has no {transcript.FILE}: {why}; run it again to get an account")
     done = _shown(run)

@@ -1,4 +1,4 @@
-"""A run is a folder: everything that is shown later is made from it.
+"""A run is a folder. Ledgers, reports and attacks read everything from it.
 
 | file | what |
 |---|---|
@@ -29,9 +29,8 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from fedveil.core.errors import ConfigError, RunError
-from fedveil.core.jsontext import to_json
 from fedveil.core.keys import Draws
-from fedveil.core.lazy import Lazy
+from fedveil.core.system import Lazy, to_json
 
 if TYPE_CHECKING:
     import jax
@@ -42,7 +41,7 @@ Tree = Any
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Writes a file so that under its name there is always either the old or the whole new content."""
+    """Writes a file atomically: its name refers to the old or to the complete new content at every moment."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -60,7 +59,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def named_leaves(tree: Tree) -> dict[str, Any]:
-    """Leaves of a tree by their path, so that a checkpoint can be read without this program."""
+    """The leaves of a tree by path: a checkpoint can be read without this program."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
@@ -124,12 +123,12 @@ class RunFolder:
 
     @property
     def how_to_go_on(self) -> str:
-        """What to tell the user of a run that has not ended."""
+        """The message for the user of an unfinished run."""
         return f"go on with: fedveil train --resume {shlex.quote(str(self.path))}"
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Around what writes files while training: a full disk is one line that says how to go on."""
+        """Wraps writes during training: a full disk becomes a one-line error that says how to resume."""
         try:
             yield
         except OSError as error:
@@ -139,7 +138,7 @@ class RunFolder:
             raise RunError(f"{self.path} cannot be written ({reason}): {remedy}, then {then}") from error
 
     def clear_leftovers(self) -> None:
-        """Removes what a killed process was writing: files that never got their name."""
+        """Removes the temporary files of a killed process."""
         names = ("config.toml", "run.json", self.metrics.name, self.checkpoint.name, self.model.name, self.secret.name)
         for name in names:
             for left in self.path.glob(f".{name}.????????"):
@@ -158,13 +157,13 @@ class RunFolder:
         write_text(self.path / "run.json", to_json({**self.read_info(), **changes}, indent=2) + "\n")
 
     def keep(self, draws: Draws) -> None:
-        """Writes the secret of the run's draws, readable by its owner alone; draws by a seed have none."""
+        """Writes the secret of the run's draws, readable only by its owner. Draws by a seed have no secret."""
         if draws.secret is not None:
             text = draws.secret.hex() + "\n"
             write_atomic(self.secret, lambda file: file.write(text.encode()))  # mode 0600, as `mkstemp` makes it
 
     def draws(self, noise_seed: int | None) -> Draws:
-        """What the run draws from: `train.noise_seed` of its config, or the secret in its folder."""
+        """The source of the run's draws: `train.noise_seed` of its config, or the secret in its folder."""
         if noise_seed is not None:
             return Draws(noise_seed)
         try:
@@ -188,7 +187,7 @@ class RunFolder:
         write_atomic(self.checkpoint, lambda file: savez(file, **arrays))
 
     def checkpoint_round(self) -> int:
-        """Rounds behind the checkpoint; 0 where there is none. `run.json` lags behind where a run was killed."""
+        """The number of rounds in the checkpoint; 0 without one. `run.json` may be older after a kill."""
         if not self.checkpoint.exists():
             return 0
         try:
@@ -224,7 +223,7 @@ class RunFolder:
             file.writelines(to_json(row) + "\n" for row in rows)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All whole lines; a line cut by a crash is dropped."""
+        """All complete lines; a line cut short by a crash is dropped."""
         if not self.metrics.exists():
             return []
         rows = []
@@ -242,7 +241,7 @@ class RunFolder:
 
 
 def default_path(name: str) -> Path:
-    """`runs/NAME-TIME`, with a number behind it if taken."""
+    """`runs/NAME-TIME`, with a number appended if it exists."""
     base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = base, 1
     while path.exists():
@@ -252,7 +251,7 @@ def default_path(name: str) -> Path:
 
 
 def newest_unfinished(below: Path = Path("runs")) -> Path:
-    """The run that a bare `--resume` means: the newest below `runs/` that has not ended."""
+    """The run that `--resume` without a folder means: the newest unfinished one below `runs/`."""
     found = [p.parent for p in below.glob("*/config.toml")]
     open_runs = [p for p in found if RunFolder(p).read_info().get("status") != "done"]
     if not open_runs:

@@ -1,4 +1,4 @@
-"""Training: rounds in a loop, metrics, checkpoints, and going on after a stop."""
+"""Training: the loop over rounds, metrics, checkpoints, and resuming after a stop."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from types import FrameType
 from typing import Any
 
 from fedveil.accounting import ledger, transcript
-from fedveil.config import load, to_toml
-from fedveil.core.errors import Interrupted, RunError
-from fedveil.federation import Federation, prepare
+from fedveil.config import SECTIONS, Config, Defenses, Settings, from_dict, load, read, resolve, to_toml
+from fedveil.core.errors import ConfigError, Interrupted, RunError, show
+from fedveil.federation import Arrays, Federation, federation
 from fedveil.models.files import parameters_as_bytes
 from fedveil.models.layers import Params
+from fedveil.models.net import Model
 from fedveil.runs import RunFolder, environment, write_atomic, write_text
 from fedveil.simulation.server import ServerState
 from fedveil.simulation.simulator import RoundReport
 
 Row = dict[str, Any]
+Progress = Callable[[Row], None]  # sees each row of the metrics
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a training came to."""
+    """The result of a training."""
 
     accuracy: float
     split: str  # validation or test
@@ -38,7 +40,7 @@ class Result:
     params: Params
     history: list[Row]
     ledger: list[ledger.Row] = field(default_factory=list)
-    stopped: str = ""  # why it ended before its rounds were done
+    stopped: str = ""  # why it ended early; empty otherwise
 
     def as_dict(self) -> dict[str, object]:
         """The fields of the JSON document."""
@@ -58,7 +60,7 @@ class Result:
 
 
 class SoftStop:
-    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the round in progress; a second one stops at once.
+    """Turns the first Ctrl-C or SIGTERM into a request to stop after the current round; a second one stops at once.
 
     Outside the main thread signals cannot be caught, and nothing changes.
     """
@@ -84,23 +86,93 @@ class SoftStop:
 
 
 def train(
-    federation: Federation, run: RunFolder | None = None, progress: Callable[[Row], None] | None = None
+    settings: Settings | Federation = None,
+    out: str | Path | RunFolder | None = None,
+    progress: Progress | None = None,
+    *,
+    resume: bool = False,
+    defense: Defenses | None = None,
+    data: Arrays | None = None,
+    model: Model | None = None,
 ) -> Result:
-    """Trains from the run's checkpoint, or from the start. `progress` sees each metrics row."""
-    return _Training(federation, run, progress).go()
+    """Trains a federation and returns the result.
+
+    `settings`, `defense`, `data`, `model`: as in `fedveil.federation`; or a federation that is ready. `out`: the folder to
+    write the run to. `resume`: continue the run in that folder from its checkpoint; its own settings are the default.
+    `progress`: called with each row of the metrics.
+    """
+    if resume and out is None:
+        raise ConfigError("resume", resume, "needs out, the folder of the run to go on with")
+    if out == "":
+        raise ConfigError("out", out, "takes the folder of a run: leave it out to write none")
+    run = out if isinstance(out, RunFolder) else None
+    if resume and run is None:
+        run = RunFolder.open(Path(str(out)))
+    if isinstance(settings, Federation):
+        ready = settings
+    elif resume and run is not None:
+        ready = reopen(run, settings, defense=defense, data=data, model=model)
+    else:
+        ready = federation(settings, defense=defense, data=data, model=model)
+    if run is None and out is not None:
+        run = RunFolder.create(Path(str(out)))
+    return _Training(ready, run, progress).go()
 
 
-def resume(path: Path, progress: Callable[[Row], None] | None = None) -> Result:
+def resume(path: Path, progress: Progress | None = None) -> Result:
     """Resumes the run in a folder, from its own config and draws."""
-    run = RunFolder.open(path)
-    config = load(run.config)
-    return train(prepare(config, draws=run.draws(config.train.noise_seed)), run, progress)
+    return train(out=path, progress=progress, resume=True)
+
+
+def reopen(
+    run: RunFolder,
+    settings: Settings = None,
+    *,
+    defense: Defenses | None = None,
+    data: Arrays | None = None,
+    model: Model | None = None,
+) -> Federation:
+    """The federation of a run that is to be resumed, with its own draws. Settings that differ from its own are refused."""
+    own = _own_config(run, defense)
+    draws = run.draws(own.train.noise_seed)
+    if settings is None:
+        return federation(own, data=data, model=model, draws=draws)
+    ready = federation(settings, defense=defense, data=data, model=model, draws=draws)
+    _check_same(ready.config, resolve(own))
+    return ready
+
+
+def _own_config(run: RunFolder, defense: Defenses | None) -> Config:
+    """The config of a run. A caller's own defence objects must be those it was begun with."""
+    if defense is None:
+        return load(run.config)
+    document = read(run.config)
+    own = from_dict({**document, "defense": defense})
+    if document.get("defense") != own.model_dump()["defense"]:
+        raise _differs("defense", own.model_dump()["defense"], document.get("defense"))
+    return own
+
+
+def _check_same(given: Config, own: Config) -> None:
+    """A run continues as it began: with other settings half way, its config.toml would be untrue."""
+    if given == own:
+        return
+    told, was = given.model_dump(), own.model_dump()
+    for section in SECTIONS:
+        for key, value in told[section].items():
+            if value != was[section][key]:
+                raise _differs(f"{section}.{key}", value, was[section][key])
+    raise _differs("defense", told["defense"], was["defense"])
+
+
+def _differs(key: str, given: object, own: object) -> ConfigError:
+    return ConfigError(key, given, f"the run to go on with has {show(own)}: leave the settings out to keep its own")
 
 
 class _Training:
     """The state of one training loop."""
 
-    def __init__(self, federation: Federation, run: RunFolder | None, progress: Callable[[Row], None] | None):
+    def __init__(self, federation: Federation, run: RunFolder | None, progress: Progress | None):
         self.federation, self.run, self.progress = federation, run, progress
         self.simulator = federation.simulator
         self.history: list[Row] = []
@@ -136,8 +208,8 @@ class _Training:
         return self._finish(state, accuracy, loss, rounds)
 
     def _record(self, report: RoundReport) -> None:
-        """Writes down what a round executed, before its result is used."""
-        task, lr = self.simulator.task, self.simulator.schedule.at(report.round)
+        """Records what a round executed, before its result is used."""
+        task, lr = self.simulator.task, self.simulator.task.setting.lr_at(report.round)
         entry = transcript.executed(task.defenses, task.setting, report.round, lr, report.chosen, report.lost)
         if self.run is None:
             self.recorder.append(entry)
@@ -153,12 +225,12 @@ class _Training:
         return Interrupted(f"stopped after {done} of {rounds} rounds; {self.run.how_to_go_on}")
 
     def _seconds(self) -> tuple[float, float]:
-        """Time spent training so far, earlier sittings of a resumed run included, and time spent compiling."""
+        """Seconds of training so far, including those before a resume, and seconds of compilation."""
         compiling = self.simulator.compile_seconds - self.compiled
         return self.earlier + time.monotonic() - self.started - compiling, compiling
 
     def _begin(self) -> tuple[ServerState, int]:
-        """The state to start from, and how many rounds it has behind it."""
+        """The state to start from, and the number of rounds already trained."""
         state = self.simulator.start()
         if self.run is None:
             return state, 0
@@ -166,7 +238,7 @@ class _Training:
             return self._begin_run(self.run, state)
 
     def _begin_run(self, run: RunFolder, state: ServerState) -> tuple[ServerState, int]:
-        """Makes the folder a run under way: its secret, its config, and metrics that end where its checkpoint does."""
+        """Prepares the folder of a running training: secret, config, and metrics cut back to the checkpoint."""
         if not run.config.exists():
             run.keep(self.simulator.draws)  # first: a run that has a config can be resumed
             write_text(run.config, to_toml(self.federation.config))
@@ -203,7 +275,7 @@ class _Training:
         if scores and rows:
             rows[-1] |= {"accuracy": scores[0], "loss": scores[1]}
         for row in rows:
-            row["lr"] = self.simulator.schedule.at(int(row["round"]))
+            row["lr"] = self.simulator.task.setting.lr_at(int(row["round"]))
             self.history.append(row)
             if self.progress:
                 self.progress(row)
@@ -217,7 +289,7 @@ class _Training:
         self.last_flush = time.monotonic()
 
     def _checkpoint(self, state: ServerState, done: int, final: bool) -> None:
-        """Saves as often as costs at most a twentieth of the time; metrics first, so that they are never behind."""
+        """Checkpoints so often that saving takes at most 5 % of the time. Metrics are written before the checkpoint."""
         if self.run is None or not (final or time.monotonic() - self.last_save >= 20 * self.save_cost):
             return
         self._flush(None, now=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
 import sys
+import tomllib
+from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +19,10 @@ import pytest
 import fedveil
 from fedveil.config import load
 from fedveil.core.errors import ConfigError, DataError, Interrupted, RunError
+from fedveil.core.stage import Effect
 from fedveil.core.taps import TAPS
+from fedveil.defenses.base import Defense
+from fedveil.defenses.fed_cdp import FedCDP
 
 RNG = np.random.default_rng(0)
 Y = RNG.integers(3, size=240)
@@ -273,9 +280,142 @@ def test_importing_the_package_costs_nothing():
     script = (
         "import sys, fedveil\n"
         "assert 'jax' not in sys.modules and 'numpy' not in sys.modules\n"
-        "assert set(fedveil.__all__) <= set(fedveil._WHERE)\n"
+        "assert set(fedveil.__all__) == set(fedveil.FUNCTIONS)\n"
         "try:\n    fedveil.no_such_name\nexcept AttributeError as error:\n    assert 'no_such_name' in str(error)\n"
         "else:\n    raise AssertionError\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["audit", "federation", "report"])
+@pytest.mark.parametrize("first", ["import fedveil.{name}", "fedveil.{name}", "from fedveil import {name}"])
+def test_a_name_that_is_also_a_module_can_be_called_in_any_order_of_imports(name, first):
+    """Importing a submodule sets it on its package, where it must not hide the function of the same name."""
+    script = (
+        f"import fedveil, types\n{first.format(name=name)}\n"
+        "import fedveil.audit.run, fedveil.report.page, fedveil.federation\n"
+        f"assert callable(fedveil.{name}) and isinstance(fedveil.{name}, types.ModuleType)\n"
+        "from fedveil.core.errors import ConfigError\n"
+        f"try:\n    fedveil.{name}({'[]' if name == 'report' else 'dict(train=dict(rounds=0))'})\n"
+        "except (ConfigError, FileNotFoundError) as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout, done.stderr
+
+
+# --- the other functions -------------------------------------------------------------------------------------------
+
+CDP = {**SETTINGS, "defense": {"name": "fed-cdp", "noise": 2.0}}
+
+
+def as_json(answer):
+    assert answer.code == 0, answer.err
+    return json.loads(answer.out)
+
+
+def said(settings):
+    """The settings as `-s` arguments."""
+    pairs = [(f"{s}.{k}", v) for s, keys in settings.items() for k, v in keys.items()]
+    return [word for key, value in pairs for word in ("-s", f"{key}={value}")]
+
+
+def test_account_gives_the_rows_that_the_ledger_prints(tmp_path, fedveil_cli):
+    found = fedveil.account(CDP, rounds=[2, 3], accountant="pld")
+    assert {row.rounds for row in found} == {2, 3} and len(found) == len(found.as_dict())
+    assert found[0].as_dict() == found.as_dict()[0]
+    told = as_json(fedveil_cli("ledger", *said(CDP), "--rounds", "2,3", "--accountant", "pld", "--json", cwd=tmp_path))
+    assert told == json.loads(json.dumps(found.as_dict()))
+    with_curves = fedveil.account({**CDP, "train": {**CDP["train"], "noise_seed": None}}, curves=True, accountant="pld")
+    assert any("trade_off" in row for row in with_curves.as_dict())
+
+
+def test_account_of_a_run_reads_its_transcript(tmp_path):
+    result = fedveil.train(CDP, data=(X, Y), out=tmp_path / "run")
+    found = fedveil.account(tmp_path / "run")
+    assert [row for row in found if row.accountant != "rdp"] == result.ledger
+    with pytest.raises(ConfigError, match="rounds: got 0"):
+        fedveil.account(CDP, rounds=0)
+
+
+def test_calibrate_gives_what_the_command_prints(tmp_path, fedveil_cli):
+    found = fedveil.calibrate(CDP, epsilon=3.0, delta=1e-4)
+    told = as_json(fedveil_cli("calibrate", *said(CDP), "--epsilon", 3, "--delta", 1e-4, "--json", cwd=tmp_path))
+    assert told == found.as_dict() | {"row": told["row"]} and told["epsilon"] <= 3.0
+    with pytest.raises(ConfigError, match="^epsilon: got -1"):
+        fedveil.calibrate(CDP, epsilon=-1)
+
+
+def test_a_report_of_a_run(tmp_path):
+    fedveil.train(CDP, data=(X, Y), out=tmp_path / "run")
+    made = fedveil.report(tmp_path / "run")
+    assert made.path == tmp_path / "run" / "report.html" and made.path.is_file()
+    assert made.as_dict()["runs"][0]["defense"] == ["fed-cdp"]
+
+
+def test_an_audit_takes_settings_and_options():
+    rows = fedveil.audit(CDP, data=(X, Y), methods=("noise",), tap="client", rounds=1, steps=1)
+    assert rows and {row.method for row in rows} == {"noise"} and len(rows.as_dict()) == len(rows)
+    with pytest.raises(ConfigError, match="trails: got 3; unknown option; did you mean 'trials'"):
+        fedveil.audit(CDP, trails=3)
+
+
+# --- defence objects -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Halved(Defense):
+    """Sends half of each update. Nobody has registered it."""
+
+    factor: float = 0.5
+    name: ClassVar[str] = "halved"
+
+    def fills(self, stage):
+        return stage == "update"
+
+    def effect(self, stage):
+        return Effect.CONTRACTION
+
+    def update(self, update, at):
+        return jax.tree.map(lambda a: self.factor * a, update)
+
+
+def test_a_defence_object_is_trained_with(tmp_path):
+    whole = fedveil.train(SETTINGS, data=(X, Y))
+    halved = fedveil.train(SETTINGS, data=(X, Y), defense=Halved(), out=tmp_path / "run")
+    assert halved.loss != whole.loss
+    assert fedveil.train(SETTINGS, data=(X, Y), defense=[Halved(1.0)]).loss == pytest.approx(whole.loss)
+    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert written["defense"] == [{"name": "halved", "factor": 0.5}]
+
+
+def test_several_defence_objects_are_combined():
+    one = fedveil.train(SETTINGS, data=(X, Y), defense=[Halved(0.5), Halved(0.5)])
+    assert one.loss == pytest.approx(fedveil.train(SETTINGS, data=(X, Y), defense=Halved(0.25)).loss)
+    with pytest.raises(ConfigError, match="both add their noise"):
+        fedveil.train(SETTINGS, data=(X, Y), defense=[FedCDP(), FedCDP()])
+
+
+def test_a_run_with_a_defence_object_is_resumed_with_that_object(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        fedveil.train(SETTINGS, data=(X, Y), defense=Halved(), out=out, progress=lambda row: stop_in(row, 2))
+    with pytest.raises(ConfigError, match=r"defense.*'factor': 0.25.*the run to go on with has"):
+        fedveil.train(data=(X, Y), defense=Halved(0.25), out=out, resume=True)
+    resumed = fedveil.train(data=(X, Y), defense=Halved(), out=out, resume=True)
+    assert resumed.loss == fedveil.train(SETTINGS, data=(X, Y), defense=Halved()).loss
+
+
+def stop_in(row, number):
+    if row["round"] == number:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_what_is_no_defence_object_is_refused():
+    @dataclass
+    class Mutable(Halved.__bases__[0]):
+        name: ClassVar[str] = "mutable"
+
+    for defense in (Halved, "fed-cdp", Mutable()):
+        with pytest.raises(ConfigError, match="defense"):
+            fedveil.train(SETTINGS, data=(X, Y), defense=defense)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fedveil import config as config_module
+from fedveil import federation
 from fedveil.config import BATCHINGS, NAMES, SAMPLINGS, Budget, Config, from_dict, load, resolve, to_toml
 from fedveil.core.errors import ConfigError
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.registry import DATASETS
+from fedveil.defenses.fed_cdp import FedCDP
+from fedveil.defenses.fed_sdp import FedSDP
+from fedveil.defenses.none import NoDefense
 from fedveil.models.catalog import MODELS
 
 # --- writing and reading back ------------------------------------------------------------------------------------
@@ -189,10 +195,10 @@ def test_the_last_setting_wins_and_all_win_over_the_file(tmp_path):
     assert (config.train.rounds, config.train.batch) == (4, 2)
 
 
-def test_defences_are_set_by_place():
-    assert load(None, ["defense.name=none"]).defense == [{"name": "none"}]
-    assert load(None, ["defense.0.name=none"]).defense == [{"name": "none"}]
-    both = [{"name": "fed-cdp"}, {"name": "fed-sdp", "placement": "client"}]
+def test_defences_are_set_by_number():
+    assert load(None, ["defense.name=none"]).defense == (NoDefense(),)
+    assert load(None, ["defense.0.name=none"]).defense == (NoDefense(),)
+    both = (FedCDP(), FedSDP(placement="client"))
     settings = ["defense.0.name=fed-cdp", "defense.1.name=fed-sdp", "defense.1.placement=client"]
     assert load(None, settings).defense == both
     with pytest.raises(ConfigError, match=r"defense.1.clap: got 4; unknown key"):
@@ -202,10 +208,21 @@ def test_defences_are_set_by_place():
 def test_a_setting_adds_to_the_defences_of_a_file(tmp_path):
     for text in ('[defense]\nname = "fed-cdp"\n', '[[defense]]\nname = "fed-cdp"\n'):
         (tmp_path / "own.toml").write_text(text)
-        assert load(tmp_path / "own.toml", ["defense.1.name=fed-sdp"]).defense == [
-            {"name": "fed-cdp"},
-            {"name": "fed-sdp"},
-        ]
+        assert load(tmp_path / "own.toml", ["defense.1.name=fed-sdp"]).defense == (FedCDP(), FedSDP())
+
+
+def test_a_config_with_measured_defences_equals_its_copy():
+    """Objects of lip and dpfl are compared by identity; two configs of theirs are not."""
+    one, other = (load(None, ["defense.name=dpfl"]) for _ in range(2))
+    assert one.defense != other.defense and one == other
+    assert one != load(None, ["defense.name=dpfl", "defense.epsilon=3.5"])
+
+
+def test_a_defence_object_needs_no_name_in_the_table():
+    config = from_dict({"defense": [FedCDP(clip=2.0), {"name": "prune"}]})
+    assert [d.name for d in config.defense] == ["fed-cdp", "prune"] and config.defense[0].clip == 2.0
+    with pytest.raises(ConfigError, match=r"defense.0: got .*; is a table of keys"):
+        from_dict({"defense": [FedCDP, {"name": "prune"}]})
 
 
 def test_a_config_cannot_be_changed():
@@ -309,3 +326,26 @@ def test_each_model_says_what_it_reads(name):
 def test_every_name_has_its_table():
     assert set(NAMES["train.sampling"]) == set(SAMPLINGS) and set(NAMES["train.batching"]) == set(BATCHINGS)
     assert isinstance(from_dict({}), Config)
+
+
+def test_a_training_reads_and_resolves_its_config_once(monkeypatch, tmp_path, fedveil_cli):
+    """One document, one check, one set of defence objects, from the command line to the run folder."""
+    calls = Counter()
+
+    def counted(where, name):
+        real = getattr(where, name)
+
+        def call(*arguments, **keywords):
+            calls[name] += 1
+            return real(*arguments, **keywords)
+
+        monkeypatch.setattr(where, name, call)
+
+    counted(config_module, "from_dict")
+    counted(config_module, "make_all")
+    counted(Config, "model_validate")
+    counted(federation, "resolve")
+    given = ["defense.name=fed-cdp", "train.rounds=1", "model.name=logistic", "train.local_steps=1", "data.clients=4"]
+    answer = fedveil_cli("train", *(word for one in given for word in ("-s", one)), "--json", cwd=tmp_path)
+    assert answer.code == 0, answer.err
+    assert calls == {"from_dict": 1, "make_all": 1, "model_validate": 1, "resolve": 1}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import sys
 import tomllib
+import types
 from pathlib import Path
 
 import pytest
@@ -40,7 +42,7 @@ def examples(language):
     ]
 
 
-@pytest.mark.parametrize("page", ["config.md", "names.md", "reproduction.md"])
+@pytest.mark.parametrize("page", ["config.md", "names.md", "api.md", "reproduction.md"])
 def test_generated_pages_are_fresh(page):
     made = generator().PAGES[page]()
     assert (ROOT / "docs" / page).read_text(encoding="utf-8") == made, "run 'python docs/generate.py'"
@@ -94,7 +96,9 @@ def no_new_datasets():
 def test_python_examples_run(text, tmp_path, monkeypatch, capsys, no_new_datasets):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(catalog, "DEFENSES", dict(catalog.DEFENSES))  # an example may register a defence
-    exec(compile(text, "example", "exec", dont_inherit=True), {"__name__": "example"})
+    module = types.ModuleType("example")
+    monkeypatch.setitem(sys.modules, "example", module)  # where dataclasses of an example look for their module
+    exec(compile(text, "example", "exec", dont_inherit=True), vars(module))
     assert capsys.readouterr().out
 
 
@@ -123,12 +127,16 @@ def test_every_defence_has_a_page_with_its_keys():
         assert not missing, (name, missing)
 
 
-def test_every_inference_attack_has_a_page_with_seats_needs_cost_and_scores():
-    from fedveil.attacks.adversaries import INFERENCE
+def test_every_inference_attack_has_a_page_with_adversaries_needs_cost_and_scores():
+    from fedveil.attacks.inference.base import InferenceAttack
+    from fedveil.attacks.registry import ATTACKS
 
     pages = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "attacks").glob("*.md")}
-    for name, info in INFERENCE.items():
+    for name, kind in ATTACKS.items():
+        if not issubclass(kind, InferenceAttack):
+            continue
         about = [text for text in pages.values() if f"attack.name={name}" in text or f"`{name}`" in text]
         assert about, f"no page of docs/attacks speaks of {name}"
-        assert any(all(f"`{seat}`" in text for seat in info.seats) for text in about), f"{name}: a seat is not named"
+        named = any(all(f"`{adversary}`" in text for adversary in kind.adversaries) for text in about)
+        assert named, f"{name}: an adversary is not named"
         assert any("## Cost" in text or "cost" in text.lower() for text in about), f"{name}: nothing of its cost"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fedveil
-from fedveil.accounting import ledger, seeded
+from fedveil.accounting import ledger
 from fedveil.config import from_dict, load
 from fedveil.core import keys
 from fedveil.core.errors import ConfigError, RunError
@@ -299,7 +299,7 @@ def test_a_seeded_run_keeps_its_epsilon_and_loses_its_certificate():
         assert after.reason == (f"{before.reason}; {says}" if before.certified else before.reason)
     row = ledger.certified(made.transcript(), "server", "example", 1e-5)
     assert row.epsilon is not None and not row.certified and row.reason.endswith(says)
-    assert seeded.as_planned(made.setting).secret_draws
+    assert ledger.as_planned(made.setting).secret_draws
 
 
 def test_a_run_from_before_secret_draws_is_not_certified(run):
@@ -346,6 +346,6 @@ def test_a_seed_cannot_be_deployed():
     from fedveil.deploy.coordinator import check_deployable
 
     config = from_dict(with_train(noise_seed=0))
-    with pytest.raises(ConfigError, match=r"train\.noise_seed: got 0; makes draws that everyone"):
+    with pytest.raises(ConfigError, match=r"train\.noise_seed: got 0; makes the draws known to everyone"):
         check_deployable(config)
     check_deployable(config, test=True)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.private_step import PrivateStep
-from fedveil.core.hardware import cores
+from fedveil.core.system import cores
 from fedveil.models.net import Net
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}

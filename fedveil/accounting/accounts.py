@@ -3,14 +3,22 @@
 Rules, in short:
 
 - **One record** (unit `example`). Being chosen may be visible, so client sampling does not amplify; but the number of
-  rounds in which the client takes part is a coin of its own, and δ is averaged over it (rule `participation`). In a client
+  rounds in which the client takes part is random, and δ is averaged over it (rule `participation`). In a client
   Poisson batches amplify, by B/N_i of the smallest client; shuffled ones do not (one use per epoch).
 - **One image** with all its copies: the copies' participations compose, and where they meet in one sum they add up.
 - **One client**: no amplification at the client and server taps. Behind noise that the server adds once, secret cohorts
   amplify (rule `amplified`), unless the scale of the released noise tells who took part. A client's account with `replace`
   holds for each of its records too.
-- On a sum over clients that each drew noise of their own the noises add up, as far as clients really answered.
+- On a sum over clients that each drew their own noise, the noises of those who answered add up.
 - A node counts the rounds that it really took part in (rule `realised`).
+
+Several defences may share a round (`declared`). A value passes the stages in one order (`core.stage.STAGES`), and at a
+stage the defences in their order. A mechanism clips at one stage and adds its noise there or later. Three rules decide
+which guarantees hold, by what each other filter may do (`core.stage.Effect`), never by its name:
+
+- after the noise everything is post-processing, unless it reads private data: that ends the guarantee;
+- between clip and noise nothing may enlarge what was clipped;
+- noise on single examples is the noise on their sum only if nothing changes the examples in between.
 """
 
 from __future__ import annotations
@@ -23,12 +31,15 @@ from fedveil.accounting import accountants
 from fedveil.accounting.accountants import Mixture, Round
 from fedveil.core.events import Release
 from fedveil.core.setting import Setting
+from fedveil.core.stage import STAGES, Effect
 from fedveil.core.taps import ADJACENCIES, CHAIN
+from fedveil.defenses.base import Defense
 
-ACCOUNTANTS = ("pld", "rdp")
+CERTIFYING = ("pld", "rdp")
 SIZE_GROUPS = 4  # clients of like size share an account
 NOISE_LEVELS = 12  # values of z that are told apart where it changes from round to round
 
+Position = tuple[int, int]  # (stage, defence): where a value meets a filter
 Levels = Sequence[tuple[float, int]]  # (z, rounds)
 
 
@@ -65,7 +76,7 @@ def accounts_of(release: Release, setting: Setting, levels: Levels) -> Iterator[
 
 def _of_records(release: Release, setting: Setting, levels: Levels) -> Iterator[Account]:
     """A release per local step, with one record's bound as its sensitivity."""
-    for tap, together in _places(release, setting):
+    for tap, together in _taps_of(release, setting):
         for unit, copies in (("example", 1), ("image", setting.copies)):
             part = participations(setting, copies, release.every_round, together)
             for adjacency in ADJACENCIES:
@@ -89,14 +100,14 @@ def _of_records(release: Release, setting: Setting, levels: Levels) -> Iterator[
                     )
 
 
-def _places(release: Release, setting: Setting) -> list[tuple[str, bool]]:
-    """The taps at which a release has an account of its own, and whether it is on a sum over clients there."""
-    places = [(release.tap, release.on_sum)]
+def _taps_of(release: Release, setting: Setting) -> list[tuple[str, bool]]:
+    """The taps at which a release has its own account, and whether it is on a sum over clients there."""
+    taps = [(release.tap, release.on_sum)]
     if release.client_noise_sums:
-        places.append(("release", True))
+        taps.append(("release", True))
         if setting.secure_aggregation:
-            places.append(("server", True))
-    return places
+            taps.append(("server", True))
+    return taps
 
 
 def _steps(setting: Setting, tap: str, adjacency: str, copies: int) -> Iterator[list[Round]]:
@@ -116,7 +127,7 @@ def _steps(setting: Setting, tap: str, adjacency: str, copies: int) -> Iterator[
 
 def _of_clients(release: Release, setting: Setting, levels: Levels) -> Iterator[Account]:
     """A release per round, with one client's bound as its sensitivity."""
-    for tap, together in _places(release, setting):
+    for tap, together in _taps_of(release, setting):
         shares = together and not release.on_sum  # the noise of the others counts
         for unit, copies in (("client", 1), ("example", 1), ("image", setting.copies)):
             part = participations(setting, copies, release.every_round, together)
@@ -128,7 +139,7 @@ def _of_clients(release: Release, setting: Setting, levels: Levels) -> Iterator[
                     counts=part.counts,
                     fails=part.fails,
                     together=together,
-                    law=release.law,
+                    distribution=release.distribution,
                     replace=swap,
                 )
                 assumptions = (*_assumes_clients(setting, release, unit), *_assumes_sum(shares, setting))
@@ -202,8 +213,10 @@ def few_levels(levels: Levels, most: int = NOISE_LEVELS) -> list[tuple[float, in
 
 @dataclass(frozen=True)
 class Participations:
-    """How often clients with a copy take part in a round: a mixture `counts`, drawn `times` times; and `fails`, the
-    probability of what is left out of it."""
+    """How often clients with a copy of the unit take part in a round.
+
+    The count is a mixture `counts`, drawn `times` times. `fails` is the probability of the cases that the mixture omits.
+    """
 
     counts: Mixture
     times: int = 1
@@ -247,6 +260,69 @@ def size_groups(setting: Setting, most: int = SIZE_GROUPS) -> list[tuple[int, in
     return sorted({(group[0][0], max(steps for _, steps in group)) for group in groups})
 
 
+# --- several defences in one round
+
+
+def declared(defenses: Sequence[Defense], setting: Setting) -> tuple[Release, ...]:
+    """What all defences release, and which of the guarantees hold beside the other defences."""
+    # A defence that selects clients by their losses does so for every mechanism of the round.
+    chosen = any(d.reads_losses and d.fills("select") for d in defenses)
+    made = []
+    for number, defense in enumerate(defenses):
+        for release in defense.events(setting):
+            reason = release.reason or _broken(release, number, defenses, setting)
+            made.append(
+                replace(
+                    release,
+                    every_round=release.every_round or chosen,
+                    client_noise_sums=release.client_noise_sums and not setting.late and _only_sums(number, defenses),
+                    certifiable=release.certifiable and not reason,
+                    reason=reason,
+                )
+            )
+    return tuple(made)
+
+
+def _only_sums(number: int, defenses: Sequence[Defense]) -> bool:
+    """Whether only sums and constant factors are between a client's noise and the round's sum."""
+    others = [d for index, d in enumerate(defenses) if index != number]
+    return not any(d.fills(stage) for d in others for stage in ("batch", "update", "upload"))
+
+
+def _filters(number: int, defenses: Sequence[Defense]) -> Iterator[tuple[Position, Defense, str, Effect]]:
+    """The filters of all other defences, each with its position."""
+    for index, defense in enumerate(defenses):
+        for level, stage in enumerate(STAGES):
+            if index != number and defense.fills(stage):
+                yield (level, index), defense, stage, defense.effect(stage)
+
+
+def _broken(release: Release, number: int, defenses: Sequence[Defense], setting: Setting) -> str:
+    """Why a release does not hold beside the other defences; empty where it does."""
+    name = defenses[number].name
+    clip, noise = _positions(release, number, len(defenses))
+    for position, other, stage, effect in _filters(number, defenses):
+        if effect is Effect.READS_DATA and position > noise:
+            return f"{other.name} reads private data without noise at stage '{stage}', after the noise of {name}"
+        if clip < position < noise and effect is not Effect.CONTRACTION:
+            return f"{other.name} enlarges at stage '{stage}' what {name} has clipped: the bound no longer holds"
+        if release.on_each and release.tap != "example" and stage == "example" and position > clip:
+            return (
+                f"{other.name} changes single gradients after {name}: the noise on their sum is not what was declared"
+            )
+    if release.stage == "aggregate" and setting.late:
+        return "late answers may meet another answer of the same client in one sum"
+    return ""
+
+
+def _positions(release: Release, number: int, defenses: int) -> tuple[Position, Position]:
+    """Where contributions are clipped and where the noise is added; noise on a sum of examples follows all of their
+    filters."""
+    clip = (STAGES.index(release.clip_stage or release.stage), number)
+    on_examples_sum = release.stage == "example" and not release.on_each
+    return clip, (STAGES.index(release.stage), defenses if on_examples_sum else number)
+
+
 # --- what one client knows of its own rounds
 
 
@@ -264,10 +340,10 @@ def realised(
             continue
         if release.unit == "client":
             swap = adjacency == "replace" or unit != "client"  # one record may change its client's update in any way
-            found.append(Round(((1.0, z),), law=release.law, replace=swap))
+            found.append(Round(((1.0, z),), distribution=release.distribution, replace=swap))
         elif unit != "client":
             one, *_ = next(_steps(setting, "server", adjacency, 1))
-            found.append(replace(one, noise=((1.0, z),), law=release.law))
+            found.append(replace(one, noise=((1.0, z),), distribution=release.distribution))
     if not found:
         return None, why_none("server", unit, [r for r, _ in sent], False)
     return max(found, key=lambda one: one.noise[0][1] / (one.rate * math.sqrt(one.steps) * (1 + one.replace))), ""
@@ -317,7 +393,7 @@ _FROM_CLIENT = "from the client's account: one record may change its client's co
 
 
 def _why(release: Release, together: bool) -> str:
-    noise = f"{release.law} noise, z = {release.multiplier:.4g}"
+    noise = f"{release.distribution} noise, z = {release.multiplier:.4g}"
     if release.on_sum:
         return f"{noise} on the round's sum"
     if together:

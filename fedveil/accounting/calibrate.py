@@ -1,6 +1,6 @@
-"""From a wish to a setting: the noise that a given ε takes, or the rounds that a given noise affords.
+"""Calibration: the noise that a given ε takes, or the rounds that a given noise affords.
 
-Both search over the ledger's own certificate (`ledger.certified`), so that what is promised here is what the ledger prints.
+Both search over the ledger's own certificate (`ledger.certified`), so the result agrees with what the ledger prints.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedveil.accounting import ledger, seeded, transcript
+from fedveil.accounting import ledger, transcript
 from fedveil.core.errors import ConfigError
 from fedveil.core.setting import Setting
 from fedveil.defenses.base import Defense, Dial
 
 MOST_ROUNDS = 10_000_000
-CLOSE = 0.995  # a found ε is at least so much of the one that was asked for
+CLOSE = 0.995  # a found ε is at least this share of the one that was asked for
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is asked of the account."""
+    """The ε and δ to keep, for one tap and unit."""
 
     epsilon: float
     delta: float
@@ -28,25 +28,25 @@ class Goal:
     adjacency: str | None = None  # None: the one that the ledger prints first
 
     def row(self, defenses: Sequence[Defense], setting: Setting, rounds: int) -> ledger.Row:
-        """The certificate of the plan: what is searched for does not depend on whether draws follow a seed."""
-        planned = transcript.planned(defenses, seeded.as_planned(setting), rounds)
+        """The certificate of the plan. The search does not depend on whether draws follow a seed."""
+        planned = transcript.planned(defenses, ledger.as_planned(setting), rounds)
         return ledger.certified(planned, self.tap, self.unit, self.delta, self.adjacency)
 
     def result(self, defenses: Sequence[Defense], setting: Setting, rounds: int) -> ledger.Row:
         """The row of what was found; not certified where draws follow a seed."""
         row = self.row(defenses, setting, rounds)
-        return row if setting.secret_draws else seeded.uncertified([row])[0]
+        return row if setting.secret_draws else ledger.uncertified([row])[0]
 
     @property
-    def seat(self) -> str:
+    def observer(self) -> str:
         return f"tap {self.tap}, unit {self.unit}"
 
 
 @dataclass(frozen=True)
 class Found:
-    """A setting that keeps a goal: `key` of defence number `place` set to `value`, over so many rounds."""
+    """A setting that keeps a goal: `key` of defence number `index` set to `value`, over `rounds` rounds."""
 
-    place: int
+    index: int
     key: str
     value: float
     rounds: int
@@ -55,11 +55,11 @@ class Found:
 
 def noise_for(defenses: Sequence[Defense], setting: Setting, goal: Goal) -> Found:
     """The least noise that keeps the goal over the setting's rounds."""
-    place, dial = _dial(defenses, goal)
+    index, dial = _dial(defenses, goal)
     key, start = dial.key, dial.value or 1.0
 
     def at(value: float) -> ledger.Row:
-        return goal.row(_turned(defenses, place, dial, value), setting, setting.rounds)
+        return goal.row(_turned(defenses, index, dial, value), setting, setting.rounds)
 
     def keeps(row: ledger.Row) -> bool:
         return row.certified and row.epsilon is not None and row.epsilon <= goal.epsilon
@@ -70,7 +70,7 @@ def noise_for(defenses: Sequence[Defense], setting: Setting, goal: Goal) -> Foun
     if keeps(at(start)):
         found = _first(lambda v: not keeps(at(v)), start, 1.0 / factor)
         if found is None:
-            raise ConfigError("--epsilon", goal.epsilon, f"any {key} keeps it at {goal.seat}: ask for less")
+            raise ConfigError("epsilon", goal.epsilon, f"any {key} keeps it at {goal.observer}: ask for less")
         enough, short = found * factor, found
     else:
         found = _first(lambda v: keeps(at(v)), start, factor)
@@ -83,21 +83,21 @@ def noise_for(defenses: Sequence[Defense], setting: Setting, goal: Goal) -> Foun
             break
         middle = (enough * short) ** 0.5
         enough, short = (middle, short) if keeps(at(middle)) else (enough, middle)
-    turned = _turned(defenses, place, dial, enough)
-    return Found(place, key, enough, setting.rounds, goal.result(turned, setting, setting.rounds))
+    turned = _turned(defenses, index, dial, enough)
+    return Found(index, key, enough, setting.rounds, goal.result(turned, setting, setting.rounds))
 
 
 def rounds_with(defenses: Sequence[Defense], setting: Setting, goal: Goal, noise: float) -> Found:
     """The most rounds that keep the goal with this noise."""
-    place, dial = _dial(defenses, goal)
-    key, turned = dial.key, _turned(defenses, place, dial, noise)
+    index, dial = _dial(defenses, goal)
+    key, turned = dial.key, _turned(defenses, index, dial, noise)
     rounds = rounds_for(turned, setting, goal)
     if rounds == 0:
         one = goal.row(turned, setting, 1)
         shown = "more than can be computed" if one.epsilon is None else f"{one.epsilon:.4g}"
-        takes = f"one round alone costs {shown} at {goal.seat} with {key} = {noise:g}: raise it, or --epsilon"
-        raise ConfigError("--noise", noise, takes)
-    return Found(place, key, noise, rounds, goal.result(turned, setting, rounds))
+        takes = f"one round alone costs {shown} at {goal.observer} with {key} = {noise:g}: raise it, or --epsilon"
+        raise ConfigError("noise", noise, takes)
+    return Found(index, key, noise, rounds, goal.result(turned, setting, rounds))
 
 
 def rounds_for(defenses: Sequence[Defense], setting: Setting, goal: Goal, most: int = MOST_ROUNDS) -> int:
@@ -133,23 +133,23 @@ def _first(holds: Callable[[float], bool], start: float, factor: float) -> float
 
 def _dial(defenses: Sequence[Defense], goal: Goal) -> tuple[int, Dial]:
     """Which key of which defence holds the noise that this tap and unit are behind."""
-    for place, defense in enumerate(defenses):
+    for index, defense in enumerate(defenses):
         dial = defense.dial(goal.unit)
         if dial is not None:
-            return place, dial
+            return index, dial
     names = ", ".join(d.name for d in defenses)
     raise ConfigError("defense", names, "has no privacy account: calibrate fed-cdp, fed-sdp, 2dp-fl, nbafl or dpfl")
 
 
-def _turned(defenses: Sequence[Defense], place: int, dial: Dial, value: float) -> list[Defense]:
+def _turned(defenses: Sequence[Defense], index: int, dial: Dial, value: float) -> list[Defense]:
     """The defences with one dial turned."""
     made = list(defenses)
-    made[place] = made[place].turned(dial, value)
+    made[index] = made[index].turned(dial, value)
     return made
 
 
 def _impossible(goal: Goal, row: ledger.Row, key: str | None) -> ConfigError:
     if row.epsilon is not None and row.certified and key is not None:
-        return ConfigError("--epsilon", goal.epsilon, f"no {key} reaches it at {goal.seat} with δ = {goal.delta:g}")
-    takes = f"nothing can be certified at {goal.seat}: {row.reason}"
+        return ConfigError("epsilon", goal.epsilon, f"no {key} reaches it at {goal.observer} with δ = {goal.delta:g}")
+    takes = f"nothing can be certified at {goal.observer}: {row.reason}"
     return ConfigError("tap", goal.tap, takes)

@@ -13,8 +13,8 @@ import numpy as np
 from scipy import signal
 
 from fedveil.accounting import pld
-from fedveil.accounting.composition import Rounds
-from fedveil.accounting.losses import UNIT, Array, Losses, Tilted, peak
+from fedveil.accounting.accountants import Rounds
+from fedveil.accounting.pld import UNIT, Array, Losses, Tilted, peak
 
 LEAST = 1e-10  # the smallest δ that a curve describes
 POINTS = 20_000  # values of ε at which μ is compared

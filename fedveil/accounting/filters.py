@@ -12,9 +12,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from fedveil.accounting.composition import Round
+from fedveil.accounting.accountants import Round
 
-# Tenths up to 10, then integers that grow by about 3 %: the best order lies in a flat valley.
+# Tenths up to 10, then integers that grow by about 3 %: around the best order ε hardly changes.
 ORDERS = (*(1.0 + n / 10 for n in range(1, 90)), *sorted({round(10 * 1.03**n) for n in range(210)}))
 ROUNDING = 1e-12  # relative margin for the rounding of sums
 

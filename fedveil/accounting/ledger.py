@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from fedveil.accounting import published, seeded
+from fedveil.accounting import published
 from fedveil.accounting.accountants import Round, accountant_named
-from fedveil.accounting.accounts import ACCOUNTANTS, Account, accounts_of, realised, realised_epsilon, why_none
+from fedveil.accounting.accounts import CERTIFYING, Account, accounts_of, realised, realised_epsilon, why_none
 from fedveil.accounting.transcript import Transcript
 from fedveil.core.events import Release
+from fedveil.core.setting import Setting
 from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, CHAIN, NODE_UNITS, UNITS
 
 OUTSIDE = (
@@ -28,6 +29,10 @@ OUTSIDE = (
 )
 SIZES = "the clients' data sizes, which weigh their messages, are public"
 FIXED = "the number of clients in a round is public"
+SEEDED = (
+    "not certified: train.noise_seed makes cohorts, batches and noise reproducible, so whoever has the config knows the "
+    "draws"
+)
 ALPHAS = (0.0001, 0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # type I errors of a trade-off curve
 APART = "no two clients hold copies of an image beyond those counted"
 
@@ -56,7 +61,7 @@ def rows(
     transcript: Transcript,
     delta: float | None = None,
     *,
-    accountants: Sequence[str] = ("paper", *ACCOUNTANTS),
+    accountants: Sequence[str] = ("paper", *CERTIFYING),
     units: Sequence[str] = UNITS,
 ) -> list[Row]:
     """All rows of a transcript."""
@@ -71,7 +76,7 @@ def rows(
         claims = published.rows(transcript.claims, transcript.rounds, delta)
         made += [Row(rounds=transcript.rounds, **claim) for claim in claims if claim["unit"] in units]
     made.sort(key=lambda row: (ACCOUNTED_TAPS.index(row.tap), UNITS.index(row.unit), not row.certified))
-    return made if transcript.setting.secret_draws else seeded.uncertified(made)
+    return made if transcript.setting.secret_draws else uncertified(made)
 
 
 def certified(transcript: Transcript, tap: str, unit: str, delta: float, adjacency: str | None = None) -> Row:
@@ -90,8 +95,23 @@ def certified(transcript: Transcript, tap: str, unit: str, delta: float, adjacen
         numbers = [row for row in found if row.epsilon is not None]
         if numbers:
             best = min(numbers, key=lambda row: (not row.certified, row.epsilon))
-            return best if transcript.setting.secret_draws else seeded.uncertified([best])[0]
+            return best if transcript.setting.secret_draws else uncertified([best])[0]
     return found[0]
+
+
+def uncertified(rows: Iterable[Row], reason: str = SEEDED) -> list[Row]:
+    """The rows without their certificates: ε keeps its number, and `reason` says why it is not certified."""
+    return [
+        replace(row, certified=False, reason=f"{row.reason}; {reason}" if row.reason else reason)
+        if row.certified
+        else row
+        for row in rows
+    ]
+
+
+def as_planned(setting: Setting) -> Setting:
+    """The setting of the plan: the same training with secret draws, `train.noise_seed` left out."""
+    return replace(setting, secret_draws=True)
 
 
 @dataclass(frozen=True)
@@ -155,14 +175,14 @@ def realised_rows(transcript: Transcript, delta: float | None = None) -> list[Ro
                 rounds=transcript.rounds,
             )
         )
-    return made if transcript.setting.secret_draws else seeded.uncertified(made)
+    return made if transcript.setting.secret_draws else uncertified(made)
 
 
 def _accountants(transcript: Transcript) -> tuple[str, ...]:
     """The accountants that can matter: Rényi's finds less only where samples have a fixed size."""
     setting = transcript.setting
     fixed = setting.sampling == "fixed" or setting.batching == "without-replacement"
-    return ACCOUNTANTS if fixed else ("pld",)
+    return CERTIFYING if fixed else ("pld",)
 
 
 def _composed(
@@ -197,7 +217,7 @@ def _composed(
 
 
 def _every(transcript: Transcript) -> list[Account]:
-    """The accounts of all releases that hold."""
+    """The accounts of all releases whose guarantee holds."""
     return [
         account
         for number, release in enumerate(_held(transcript))
@@ -207,7 +227,7 @@ def _every(transcript: Transcript) -> list[Account]:
 
 
 def _held(transcript: Transcript) -> list[Release]:
-    """The releases, as far as what happened in the rounds lets them hold."""
+    """The releases, each with what the executed rounds leave of its guarantee."""
     return [_after(release, transcript) for release in transcript.releases]
 
 

@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import Any
 
 from fedveil.accounting import accountants
-from fedveil.accounting.composition import Round
+from fedveil.accounting.accountants import Round
 from fedveil.core.events import Claim
 
 MOMENT_ORDERS = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *range(5, 64), 128, 256, 512)

@@ -1,4 +1,4 @@
-"""The `rdp` accountant: Rényi divergences of rounds at a list of orders, and what follows from them.
+"""Rényi divergences of rounds at a list of orders, and the ε that follows from them.
 
 `dp_accounting` gives the divergences of sampled Gaussians and the conversion to ε; mixtures over visible coins are ours.
 Divergences are read from `RdpAccountant.rdp`, which is public.
@@ -16,26 +16,17 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedveil.accounting.composition import Round, Rounds, binomial
-from fedveil.accounting.losses import Array
+from fedveil.accounting.accountants import Round, Rounds, binomial
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent, NeighboringRelation
 
+Array = NDArray[np.floating]
 Orders = tuple[float, ...]
 
 ORDERS: Orders = (1.25, 1.5, 2, 2.5, *range(3, 32), *range(32, 65, 8), 80, 96, 128, 192, 256, 512)
-
-
-class RDP:
-    """ε from Rényi divergences: looser than `pld`, and defined wherever there is noise."""
-
-    name = "rdp"
-    certifies = True
-
-    def epsilon(self, rounds: Rounds, delta: float) -> float | None:
-        return epsilon(rounds, delta)
 
 
 def epsilon(rounds: Rounds, delta: float) -> float | None:
@@ -90,7 +81,7 @@ def step_rdp(one: Round, z: float, count: int, orders: Orders = ORDERS) -> Array
     """[orders] the divergence of one mechanism, used by `count` parts of the unit that enter one sum."""
     import dp_accounting as dp
 
-    gaussian = one.law == "gaussian"
+    gaussian = one.distribution == "gaussian"
     if one.subset and gaussian:
         size, drawn = one.subset
         event = dp.SampledWithoutReplacementDpEvent(size, drawn, dp.GaussianDpEvent(z / (2.0 * count)))
@@ -107,7 +98,7 @@ def _noisy(one: Round, z: float, count: int, orders: Orders) -> Array:
     """The divergence of noise of multiplier z on a sum to which the unit contributes `count` times its bound."""
     above = np.asarray(orders, dtype=float)
     size = (2.0 if one.replace or one.subset else 1.0) * count / z
-    if one.law == "laplace":  # any mechanism of pure ε: at most ε, and at most α·ε²/2
+    if one.distribution == "laplace":  # any mechanism of pure ε: at most ε, and at most α·ε²/2
         return np.minimum(size, above * size**2 / 2.0)
     return above * size**2 / 2.0
 

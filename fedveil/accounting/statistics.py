@@ -1,6 +1,6 @@
 """The audit's statistics: lower bounds on ε from an adversary's right and wrong guesses, and tests of the noise itself.
 
-Each is wrong with probability at most `alpha`, by a proof of its own:
+Each is wrong with probability at most `alpha`, by a separate proof:
 
 - `one_run_*`: one run, many canaries, each put in by its own fair coin (Steinke, Nasr, Jagielski 2023, Theorem 5.2). The
   guesses depend on each other through the run, so a binomial interval for their rate would be false. What holds is a bound
@@ -48,7 +48,7 @@ class Trials:
 
 
 def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """At most how likely so many right guesses are under an (ε, δ)-private mechanism.
+    """An upper bound on the probability of this many right guesses under an (ε, δ)-private mechanism.
 
     With f(v) = P[Binomial(r, e^ε/(1+e^ε)) ≥ v]:  f(v) + 2·m·δ·max_i (f(v−i) − f(v))/i  for m canaries and r guesses.
     """
@@ -140,14 +140,14 @@ def f_dp_refuted(canaries: int, guesses: int, correct: int, mu: np.ndarray, alph
 
 
 def f_dp_p_value(canaries: int, guesses: int, correct: int, mu: float) -> float:
-    """At most how likely so many right guesses are under a μ-GDP mechanism; on a grid, rounded up."""
+    """An upper bound on the probability of this many right guesses under a μ-GDP mechanism; on a grid, rounded up."""
     grid = np.append(np.logspace(-12.0, 0.0, 241)[:-1], 1.0)
     refuted = f_dp_refuted(canaries, guesses, correct, np.asarray(mu), grid)
     return float(grid[int(np.argmax(refuted))]) if refuted.any() else 1.0
 
 
 def f_dp_mu(canaries: int, guesses: int, correct: int, alpha: float) -> float:
-    """The largest μ on a grid that is refuted, all smaller ones with it: a lower bound on μ; 0 where none is."""
+    """A lower bound on μ: the largest value of a grid such that it and all smaller ones are refuted; 0 if none is."""
     if not correct:
         return 0.0
     grid = np.linspace(0.0, 10.0, 1001)
@@ -158,27 +158,29 @@ def f_dp_mu(canaries: int, guesses: int, correct: int, alpha: float) -> float:
 # --- realised noise
 
 
-def noise_upper(total: np.ndarray, count: np.ndarray, law: str, alpha: float) -> np.ndarray:
+def noise_upper(total: np.ndarray, count: np.ndarray, distribution: str, alpha: float) -> np.ndarray:
     """Upper bounds on noise scales: σ from sums of squares (Gaussian), b from sums of absolute values (Laplace).
 
     Each is too small with probability at most `alpha`: Σx²/σ² is χ² with `count` degrees, Σ|x|/b is Gamma(count).
     """
-    if law == "laplace":
+    if distribution == "laplace":
         return total / special.gammaincinv(count, alpha)
     return np.sqrt(total / (2.0 * special.gammaincinv(count / 2.0, alpha)))
 
 
-def loss_ratio(sizes: np.ndarray, scales: np.ndarray, law: str, multiplier: float) -> float:
+def loss_ratio(sizes: np.ndarray, scales: np.ndarray, distribution: str, multiplier: float) -> float:
     """Contribution over noise, in units of what z allows: above 1 the noise is too small for the contribution.
 
     `sizes` [groups]: L2 norms (Gaussian) or L1 norms (Laplace) of the contribution in groups with these noise scales.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         each = np.where(sizes > 0, sizes / scales, 0.0)
-    return float(multiplier * (each.sum() if law == "laplace" else np.sqrt(np.square(each).sum())))
+    return float(multiplier * (each.sum() if distribution == "laplace" else np.sqrt(np.square(each).sum())))
 
 
-def scale_p_value(sizes: np.ndarray, total: np.ndarray, count: np.ndarray, law: str, multiplier: float) -> float:
+def scale_p_value(
+    sizes: np.ndarray, total: np.ndarray, count: np.ndarray, distribution: str, multiplier: float
+) -> float:
     """How likely noise as small as this is at most, if the declared z holds for contributions `sizes` [units, groups].
 
     At level α every group's noise has an upper bound at α/groups; if even those are too small for a unit, z is refuted.
@@ -186,8 +188,8 @@ def scale_p_value(sizes: np.ndarray, total: np.ndarray, count: np.ndarray, law: 
     present = count > 0
 
     def refuted(alpha: float) -> bool:
-        upper = noise_upper(total[present], count[present], law, alpha / present.sum())
-        return any(loss_ratio(one[present], upper, law, multiplier) > 1.0 for one in sizes)
+        upper = noise_upper(total[present], count[present], distribution, alpha / present.sum())
+        return any(loss_ratio(one[present], upper, distribution, multiplier) > 1.0 for one in sizes)
 
     exponents = np.arange(0.0, -301.0, -1.0)
     if not refuted(10.0 ** exponents[-1]):
@@ -205,12 +207,12 @@ def correlation(one: np.ndarray, other: np.ndarray) -> float:
     return float((one * other).sum()) / scale if scale else 0.0
 
 
-def correlation_p_value(one: np.ndarray, other: np.ndarray, law: str) -> float:
+def correlation_p_value(one: np.ndarray, other: np.ndarray, distribution: str) -> float:
     """How likely two independent draws are as much alike, or as opposite.
 
     Gaussian: t with n − 1 degrees. Others: the number of equal signs, which is binomial for every symmetric distribution.
     """
-    if law == "gaussian":
+    if distribution == "gaussian":
         r = min(1.0, abs(correlation(one, other)))
         degrees = one.size - 1
         return float(special.betainc(degrees / 2.0, 0.5, 1.0 - r * r)) if degrees else 1.0

@@ -20,16 +20,17 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
-from fedveil.accounting import company
+from fedveil.accounting import accounts
 from fedveil.core.errors import RunError
 from fedveil.core.events import Claim, Release
-from fedveil.core.jsontext import to_json
 from fedveil.core.setting import Setting
+from fedveil.core.system import to_json
 from fedveil.defenses.base import Defense
 
 FILE = "transcript.jsonl"
 VERSION = 1
 DELTA = 1e-5  # where no defence names one
+FORMER_NAMES = {"law": "distribution", "adds_up": "client_noise_sums", "covered": "certifiable"}  # in older files
 
 Multipliers = tuple[float, ...]  # z of each mechanism
 Outcome = tuple[int, int]  # messages dropped, answers lost
@@ -69,31 +70,31 @@ class Transcript:
         return sum(times for _, times in self.groups)
 
     def multipliers(self, release: int) -> list[tuple[float, int]]:
-        """(z, rounds) of one mechanism."""
+        """The noise multipliers z of one mechanism, each with its number of rounds."""
         counts: Counter[float] = Counter()
         for multipliers, times in self.groups:
             counts[multipliers[release]] += times
         return sorted(counts.items())
 
     def then(self, rounds: int) -> Transcript:
-        """With the next `rounds` rounds of the plan."""
+        """This transcript, followed by the next `rounds` rounds of the plan."""
         done = self.rounds
         return replace(self, groups=_joined(self.groups, _plan(self.releases, done, done + rounds)))
 
     def plus(self, entry: Executed) -> Transcript:
-        """With one further round."""
+        """This transcript, followed by one executed round."""
         return replace(self, groups=_joined(self.groups, [(entry.multipliers, 1)]))
 
     @property
     def digest(self) -> str:
-        """Of the header: two transcripts of the same mechanisms in the same setting share it."""
+        """The digest of the header. Transcripts of the same mechanisms in the same setting share it."""
         return hashlib.sha256(to_json(_header(self)).encode()).hexdigest()[:16]
 
 
 def start(defenses: Sequence[Defense], setting: Setting, draws: str = "") -> Transcript:
     """The transcript of a run before its first round; `draws` names the source of its draws."""
     claims = tuple(claim for defense in defenses for claim in defense.claims(setting))
-    return Transcript(setting, company.declared(defenses, setting), claims, delta_of(defenses), draws=draws)
+    return Transcript(setting, accounts.declared(defenses, setting), claims, delta_of(defenses), draws=draws)
 
 
 def planned(defenses: Sequence[Defense], setting: Setting, rounds: int) -> Transcript:
@@ -159,7 +160,7 @@ def _header(transcript: Transcript) -> dict[str, Any]:
 
 
 class Recorder:
-    """The transcript of a run under way: in memory, and in a file where the run has a folder."""
+    """The transcript of a running training: in memory, and in a file where the run has a folder."""
 
     def __init__(self, header: Transcript, path: Path | None = None) -> None:
         self.header, self.path = header, path
@@ -183,12 +184,12 @@ class Recorder:
             self.sync()
 
     def append(self, entry: Executed) -> None:
-        """A round, before its result is used."""
+        """Records a round. Call it before the result of the round is used."""
         self.rounds[entry.round, entry.attempt] = (entry, None)
         self._write(asdict(entry))
 
     def outcome(self, number: int, attempt: int = 0, *, dropped: int, lost: int = 0) -> None:
-        """How a round ended: messages left out for not being finite, answers that did not come."""
+        """Records how a round ended: `dropped` messages that were not finite, and `lost` answers."""
         self.rounds[number, attempt] = (self.rounds[number, attempt][0], (dropped, lost))
         self._write({"outcome": number, "attempt": attempt, "dropped": dropped, "lost": lost})
 
@@ -265,8 +266,8 @@ def _parse(path: Path) -> tuple[Transcript, Rounds]:
 
 def _add(rounds: Rounds, line: dict[str, Any], header: Transcript) -> None:
     if "outcome" in line:
-        place = (int(line["outcome"]), int(line["attempt"]))
-        rounds[place] = (rounds[place][0], (int(line["dropped"]), int(line["lost"])))
+        key = (int(line["outcome"]), int(line["attempt"]))
+        rounds[key] = (rounds[key][0], (int(line["dropped"]), int(line["lost"])))
         return
     entry = Executed(**{**line, "multipliers": tuple(float(z) for z in line["multipliers"])})
     if len(entry.multipliers) != len(header.releases):
@@ -284,8 +285,8 @@ def _read_header(document: dict[str, Any]) -> Transcript:
 
 
 def _made(kind: Any, document: dict[str, Any]) -> Any:
-    """A frozen dataclass from its table; lists become tuples."""
-    names = {field.name for field in fields(kind)}
-    if set(document) != names:
+    """A frozen dataclass from its table; lists become tuples, former names of fields are understood."""
+    named = {FORMER_NAMES.get(key, key): value for key, value in document.items()}
+    if set(named) != {field.name for field in fields(kind)}:
         raise ValueError(f"not a {kind.__name__.lower()} of this version")
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in document.items()})
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in named.items()})

@@ -11,8 +11,8 @@ import math
 import numpy as np
 
 from fedveil.accounting import rdp
-from fedveil.accounting.composition import Rounds
-from fedveil.accounting.losses import Array
+from fedveil.accounting.accountants import Rounds
+from fedveil.accounting.pld import Array
 
 
 def tuned_epsilon(rounds: Rounds, delta: float, mean_repeats: float, shape: float) -> float | None:

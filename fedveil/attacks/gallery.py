@@ -1,14 +1,13 @@
-"""Some reconstructions to look at: truth, steps on the way, result, and the score of each."""
+"""Pictures of some reconstructions: truth, steps on the way, result, and the score of each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedveil.attacks.base import Execution, ReconstructionAttack
 from fedveil.attacks.results import MOST, Pictures
-from fedveil.attacks.run import attack
 from fedveil.attacks.score import assigned
 from fedveil.attacks.study import Group, Study, first
 
@@ -18,18 +17,17 @@ SMALL = 32  # attacks
 def gallery(study: Study, precision: str, count: int = MOST, steps: Sequence[int] = ()) -> Pictures | None:
     """The first examples of a study, as the first seed found them; None where examples are no images.
 
-    `steps` are iterations at which to look besides: an optimiser that is stopped earlier stands where the same optimiser
-    stood then, so each is run again with fewer. Where step lengths follow the number of iterations, there are none.
+    `steps` are further iterations to show: an optimiser that is stopped earlier is where the same optimiser was then, so
+    the attack is run again with fewer iterations. An attack that would take another path shows none.
     """
     if len(study.groups[0].observation.shape) != 3:
         return None
-    settings = study.settings
-    shown = [n for n in steps if n < settings.iterations and settings.name != "aono" and not settings.decay]
+    shown = {n: short for n in steps if (short := study.attack.shortened(n)) is not None}
     parts: list[Pictures] = []
     for group in study.groups:
         left = count - sum(len(part.truth) for part in parts)
         if left > 0:
-            parts.append(_of_group(study, group, left, shown, precision))
+            parts.append(_of_group(group, left, shown, precision))
     return Pictures(
         truth=np.concatenate([part.truth for part in parts]),
         found=np.concatenate([part.found for part in parts], axis=1),
@@ -41,18 +39,16 @@ def gallery(study: Study, precision: str, count: int = MOST, steps: Sequence[int
     )
 
 
-def _of_group(study: Study, group: Group, count: int, shown: Sequence[int], precision: str) -> Pictures:
-    """Of several examples behind one gradient, what was found stands below the truth that it fits best."""
+def _of_group(group: Group, count: int, shown: Mapping[int, ReconstructionAttack], precision: str) -> Pictures:
+    """The pictures of one group. Each result is paired with the true example of its gradient that it fits best."""
     examples = group.observation.examples
     attacks = min(len(group.observation), -(-count // examples))
-    # A small group is attacked as a whole again: as many lanes as before need no other program.
+    # A small group is attacked as a whole again: with as many slots as before it needs no other program.
     again = len(group.observation) if len(group.observation) <= SMALL else attacks
     few = first(group.observation, again)
-    if few.known_labels is not None:
-        few = replace(few, known_labels=few.known_labels[:again])
     truth = np.asarray(group.truth_x[:attacks], float)
     done = group.reconstruction  # its first attacks are those of the first seed
-    tries = [attack(few, replace(study.settings, iterations=n), precision=precision) for n in shown]
+    tries = [short.run(few, Execution(precision=precision)) for short in shown.values()]
     pairs = [(one.inputs[:attacks], one.labels[:attacks]) for one in [*tries, done]]
     fitted = [assigned(inputs.astype(np.float64), labels, truth) for inputs, labels in pairs]
     items = group.scores.items

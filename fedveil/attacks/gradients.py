@@ -22,7 +22,7 @@ Pull = Callable[[Params], tuple[Array, Array]]
 
 
 def from_update(update: Tree, lr: float, local_steps: int = 1) -> Tree:
-    """The mean gradient behind an update (local minus received model) of so many SGD steps."""
+    """The mean gradient behind an update (local minus received model) of `local_steps` SGD steps."""
     if not lr > 0 or local_steps < 1:
         raise RunError(f"an update is divided by lr · local_steps: got {lr} · {local_steps}")
     return jax.tree.map(lambda u: -u / (lr * local_steps), update)
@@ -34,7 +34,7 @@ def _loss(model: Model, params: Params, x: Array, q: Array) -> Array:
 
 
 def of_any_model(model: Model, params: Params, own_params: bool, x: Array, q: Array) -> tuple[Params, Pull]:
-    """What `passes.gradients` does, for any model, by automatic differentiation."""
+    """The same as `passes.gradients`, for any model, by automatic differentiation."""
     axis = 0 if own_params else None
     slopes = jax.vmap(jax.grad(_loss, argnums=1), in_axes=(None, axis, 0, 0))(model, params, x, q)
 

@@ -12,7 +12,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.data.pixels import to_bytes
 
 GAP = 2  # white pixels between pictures
-LEAST = 64  # pictures are enlarged to at least so many pixels
+LEAST = 64  # pictures are enlarged to at least this many pixels
 
 
 def write_grid(path: Path, rows: Sequence[np.ndarray]) -> None:

@@ -1,8 +1,8 @@
-"""Attacks as a run folder keeps them, so that a report can gather them: `attacks/NAME-TAP-DIGEST.json` and `.npz`.
+"""Results of attacks in a run folder, from which reports are made: `attacks/NAME-TAP-DIGEST.json` and `.npz`.
 
 The JSON is the document that `fedveil attack --json` prints, with the `[attack]` settings beside it. The arrays are a few
-pictures (truth, steps, result, with their scores) and the ROC curves. The same attack with the same settings takes the
-place of the earlier one; other settings get a file of their own.
+pictures (truth, steps, result, with their scores) and the ROC curves. The same attack with the same settings replaces the
+earlier one; other settings get another file.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.core.jsontext import to_json
+from fedveil.core.system import to_json
 from fedveil.data.pixels import to_bytes
 
 FOLDER = "attacks"
-MOST = 6  # pictures of an attack that are kept
+MOST = 6  # the most pictures of an attack that are stored
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Truth and what was found, for some of the attacked examples."""
+    """Truth and results of some of the attacked examples."""
 
     truth: np.ndarray  # [n, ...shape], values in [0, 1]
     found: np.ndarray  # [shown, n, ...shape]
-    shown: tuple[str, ...]  # what each row of `found` is: "step 5", …, "result"
+    shown: tuple[str, ...]  # the caption of each row of `found`: "step 5", …, "result"
     ssim: np.ndarray  # [n] of the last row; NaN where there is none
     mse: np.ndarray  # [n]
     labels: np.ndarray  # [n, 2]: true and recovered; −1 where not known
     success: np.ndarray  # [n] bool
-    of: str = "truth"  # what the first row is
+    of: str = "truth"  # the caption of the first row
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def save(
     pictures: Pictures | None = None,
     curves: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> Path:
-    """Keeps an attack in a run folder; returns the path of its JSON."""
+    """Stores an attack in a run folder; returns the path of its JSON."""
     asked = {key: value for key, value in settings.items() if value is not None}
     digest = hashlib.sha256(to_json([asked, document.get("round")]).encode()).hexdigest()[:8]
     folder = run / FOLDER
@@ -73,7 +73,7 @@ def save(
 
 
 def unscored(rows: Sequence[np.ndarray], captions: Sequence[str]) -> Pictures | None:
-    """Rows of pictures [n, height, width, channels] that are not scored one by one; the first is what the others are of."""
+    """Rows of pictures [n, height, width, channels] that are not scored one by one; the first is the reference."""
     if not rows:
         return None
     none = np.full(len(rows[0][:MOST]), np.nan)
@@ -95,7 +95,7 @@ def read_all(run: Path) -> tuple[list[Stored], list[str]]:
     for path in sorted((run / FOLDER).glob("*.json")):
         try:
             found.append(_read(path))
-        except Exception as error:  # a file of any other content: the rest of the report is still true
+        except Exception as error:  # a damaged file must not spoil the rest of the report
             problems.append(f"{FOLDER}/{path.name} cannot be read ({type(error).__name__}: {error})")
     return found, problems
 

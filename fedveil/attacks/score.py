@@ -1,11 +1,11 @@
-"""What the bench says of a reconstruction, once it is compared with the truth that the attacker never had.
+"""The scores of a reconstruction, compared with the truth that the attacker never had.
 
-Two things are kept apart. Whether an attack *succeeded* is decided here, on the content, by a stated rule. Whether the
-attacker *believes* that it did is decided by the gradient distance it reached, which is the paper's own criterion; that one
+There are two criteria. Whether an attack *succeeded* is decided here, on the content, by a stated rule. Whether the
+attacker *believes* that it did is decided by the gradient distance it reached, which is the paper's criterion; that one
 also gives the iteration counts.
 
-Of several examples behind one gradient the order is lost, so what was recovered is assigned to the truth such that the
-mean square error is least; labels go with their inputs.
+The order of several examples behind one gradient is lost, so the recovered examples are assigned to the true ones such that
+the mean square error is least; labels go with their inputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import norm
 
-from fedveil.attacks.reconstruction.run import Reconstruction
+from fedveil.attacks.base import Reconstruction
 from fedveil.core.errors import RunError, unknown_name
 
 BELIEF = 1e-4  # cpl's threshold on the gradient distance, read as squared L2
@@ -39,7 +39,7 @@ class Items:
     """One number per attack and example, after the assignment. All arrays [attacks, examples]."""
 
     mse: np.ndarray
-    ssim: np.ndarray  # NaN where examples are no images
+    ssim: np.ndarray  # NaN where examples are not images
     label: np.ndarray  # whether the label is right
     distance: np.ndarray  # squared gradient distance of the attack
     fields: np.ndarray  # share of one-hot groups recovered, NaN where there are none
@@ -62,7 +62,7 @@ class Scores:
     rule: Rule
     items: Items
     success: np.ndarray  # [attacks, examples] by the rule
-    iterations: np.ndarray  # [attacks] until the attacker's criterion was met, or all that were made
+    iterations: np.ndarray  # [attacks] until the attacker's criterion was met, else all
     reconstruction: Reconstruction
 
     def summary(self) -> dict[str, Any]:
@@ -137,21 +137,21 @@ def assigned(found: np.ndarray, labels: np.ndarray, truth: np.ndarray) -> tuple[
     if found.shape[1] == 1:
         return found, labels
     ordered, ordered_labels = found.copy(), labels.copy()
-    for place, (mine, real) in enumerate(zip(found, truth, strict=True)):
+    for row, (mine, real) in enumerate(zip(found, truth, strict=True)):
         apart = np.square(real[:, None] - mine[None]).reshape(len(real), len(mine), -1).mean(axis=2)
         _, order = linear_sum_assignment(apart)
-        ordered[place], ordered_labels[place] = mine[order], labels[place][order]
+        ordered[row], ordered_labels[row] = mine[order], labels[row][order]
     return ordered, ordered_labels
 
 
 def until_belief(reconstruction: Reconstruction) -> np.ndarray:
-    """Iterations [attacks] until the squared gradient distance was first below cpl's threshold; else all that were made."""
+    """Iterations [attacks] until the squared gradient distance was first below cpl's threshold; else all iterations."""
     below = reconstruction.trace < BELIEF
     return np.where(below.any(axis=1), below.argmax(axis=1), reconstruction.iterations)
 
 
 def ssim(found: np.ndarray, real: np.ndarray) -> float:
-    """Structural similarity of two images with values in [0, 1]; windows of 7 pixels, or as large as fit."""
+    """Structural similarity of two images with values in [0, 1]; windows of 7 pixels, or the largest that fit."""
     from skimage.metrics import structural_similarity
 
     side = min(7, *real.shape[:2])
@@ -179,8 +179,8 @@ def _each(function: Callable[[np.ndarray, np.ndarray], float], a: np.ndarray, b:
 def interval(success: np.ndarray, victim: np.ndarray, level: float = 0.95) -> tuple[float, float]:
     """Wilson's interval of a success rate over victims: success [attacks] in [0, 1], victim [attacks].
 
-    Starts of one victim are not independent (who resists one resists most), so they count as one: an interval over starts
-    would be as narrow as no number of victims allows.
+    Starts on one victim are not independent (a victim that resists one resists most), so they count as one. An interval
+    over starts would be too narrow.
     """
     count, rate = len(np.unique(victim)), float(success.mean())
     z = float(norm.ppf(0.5 + level / 2))

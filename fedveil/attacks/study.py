@@ -1,6 +1,6 @@
-"""The bench: a federation's round is watched at a tap, attacked, and scored against the truth that only the bench knows.
+"""The bench of reconstructions: observes a round of a federation at a tap, attacks, and scores against the truth.
 
-The first clients of the federation are attacked, each on what it does in the chosen round; its draws are keyed, so it does
+The first clients of the federation are attacked, each on what it does in the chosen round. Its draws are keyed, so it does
 there what it does in training, whether or not it is chosen. Clients whose batches differ in size (Poisson batches) are
 attacked in groups of equal size.
 """
@@ -15,12 +15,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedveil.attacks import truth
-from fedveil.attacks.catalog import ATTACKS, Settings
-from fedveil.attacks.catalog import settings as make_settings
-from fedveil.attacks.observe import AuxiliaryData, Observation, drawn_rows, from_tap
-from fedveil.attacks.reconstruction.run import Reconstruction
-from fedveil.attacks.run import attack
+from fedveil.attacks import taps
+from fedveil.attacks.base import (
+    AUXILIARY_DATA,
+    LABELS,
+    Execution,
+    Progress,
+    Reconstruction,
+    ReconstructionAttack,
+    check_tap,
+    silent,
+)
+from fedveil.attacks.observation import GradientObservation
 from fedveil.attacks.score import BELIEF, Scores, score
 from fedveil.config import AttackConfig
 from fedveil.core.errors import ConfigError
@@ -32,9 +38,9 @@ STEPS_SHOWN = (1, 2, 5, 10, 20, 50, 100, 200)  # iterations that pictures show, 
 
 @dataclass(frozen=True)
 class Group:
-    """Attacks on gradients of equally many examples, with what was really behind them."""
+    """Attacks on gradients of equally many examples, and the truth behind them."""
 
-    observation: Observation
+    observation: GradientObservation
     truth_x: np.ndarray  # [attacks, examples, ...shape]
     truth_y: np.ndarray  # [attacks, examples]
     scores: Scores
@@ -48,7 +54,7 @@ class Group:
 class Study:
     """A finished study."""
 
-    settings: Settings
+    attack: ReconstructionAttack
     tap: str
     round: int
     groups: tuple[Group, ...]
@@ -56,114 +62,120 @@ class Study:
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON document."""
-        head = {"attack": self.settings.name, "tap": self.tap, "round": self.round}
+        head = {"attack": self.attack.name, "tap": self.tap, "round": self.round}
         return {**head, **pooled([group.scores for group in self.groups]), "compile_seconds": self.compile_seconds}
+
+
+Change = Callable[[GradientObservation], GradientObservation]
+
+
+def unchanged(seen: GradientObservation) -> GradientObservation:
+    return seen
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round of a federation that is attacked. `change` turns an observation into what the attacker is handed."""
+
+    federation: Federation
+    state: ServerState  # before the round
+    number: int
+    change: Change = unchanged
+    examples: int | None = None  # the number of examples per gradient that are scored, where `change` reduces it
+
+    def observe(
+        self, attack: ReconstructionAttack, clients: list[int], tap: str, most: int | None = None
+    ) -> tuple[GradientObservation, np.ndarray, np.ndarray]:
+        """What the attack is handed of some clients, at most `most` gradients; and the truth, inputs and labels."""
+        x, y = taps.truth_at_tap(self.federation, self.number, clients, tap)
+        x, y = x[:most, : self.examples], y[:most, : self.examples]
+        granted: dict[str, Any] = {}
+        dataset, data = self.federation.dataset, self.federation.config.data
+        if AUXILIARY_DATA in attack.capabilities():
+            granted["auxiliary"] = taps.examples_as_seen(dataset, dataset.held_out)
+        if data.partition == "classes":
+            granted["held_classes"] = data.classes_per_client
+        seen = taps.from_tap(self.federation, self.state, self.number, clients, tap, **granted)
+        seen = self.change(seen if most is None else first(seen, most))
+        if LABELS in attack.capabilities():
+            seen = replace(seen, known_labels=y)
+        return seen, x, y
 
 
 def run(
     federation: Federation,
     state: ServerState,
     number: int,
-    asked: AttackConfig,
-    progress: Callable[[int, int], None] = lambda ended, total: None,
+    attack: ReconstructionAttack,
+    bench: AttackConfig,
+    progress: Progress = silent,
 ) -> Study:
-    """Attacks round `number` of a federation in the given state."""
-    settings = make_settings(asked.name, **asked.given())
-    check_tap(asked)
-    by_size = _victims(federation, number, asked)
+    """Attacks round `number` of a federation in the given state, as the bench keys of `[attack]` say."""
+    return run_on(Round(federation, state, number), attack, bench, progress)
+
+
+def run_on(attacked: Round, attack: ReconstructionAttack, bench: AttackConfig, progress: Progress = silent) -> Study:
+    """Attacks a round."""
+    check_tap(attack, bench.at)
+    federation, number = attacked.federation, attacked.number
+    by_size = _victims(federation, number, bench)
     if not by_size:
-        raise ConfigError(
-            "train.batch", federation.config.train.batch, "every batch of the round is empty: nothing to attack"
-        )
-    total = asked.images * asked.seeds
+        takes = "every batch of the round is empty: nothing to attack"
+        raise ConfigError("train.batch", federation.config.train.batch, takes)
+    total = bench.images * bench.seeds
+    execution = Execution(
+        tuple(range(bench.seeds)), federation.config.speed.precision, lambda ended, _: progress(ended, total)
+    )
     groups: list[Group] = []
     for clients in by_size:
-        observed = sum(len(g.observation) for g in groups)
-        group = _attack_group(
-            federation, state, number, asked, settings, clients, asked.images - observed, progress, total
-        )
-        groups.append(group)
-    done = [group.reconstruction for group in groups]
-    return Study(
-        settings,
-        asked.at,
-        number,
-        tuple(groups),
-        sum(r.compile_seconds for r in done),
-    )
+        most = bench.images - sum(len(group.observation) for group in groups)
+        seen, x, y = attacked.observe(attack, clients, bench.at, most)
+        done = attack.run(seen, execution)
+        groups.append(Group(seen, x, y, score(done, x, y, bench.rule, federation.dataset.groups)))
+    compiling = sum(group.reconstruction.compile_seconds for group in groups)
+    return Study(attack, bench.at, number, tuple(groups), compiling)
 
 
-def check_tap(asked: AttackConfig) -> None:
-    """Refuses a tap at which this attack finds nothing to work on, and says what is missing."""
-    taps = ATTACKS[asked.name].taps
-    if asked.at not in taps:
-        takes = f"{asked.name} needs the gradient or update of single clients, which is seen at {', '.join(taps)}"
-        raise ConfigError("attack.tap", asked.at, f"{takes}; the models that go out show only their sum")
+def state_before(federation: Federation, number: int) -> ServerState:
+    """The server's state before round `number`, trained up to it."""
+    state = federation.simulator.start()
+    for done in range(number):
+        state, _ = federation.simulator.round(state, done)
+    return state
 
 
-def _victims(federation: Federation, number: int, asked: AttackConfig) -> list[list[int]]:
-    """The first clients that have something to attack, in groups of equal batches, as many as give so many gradients."""
+def _victims(federation: Federation, number: int, bench: AttackConfig) -> list[list[int]]:
+    """The first clients that have something to attack, in groups of equal batches, until there are enough gradients."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     found = 0
     for client in range(federation.partition.clients):
-        batches = drawn_rows(federation, number, client)
-        sizes = tuple(len(b) for b in (batches if asked.at in ("client", "server") else batches[:1]))
+        batches = taps.drawn_rows(federation, number, client)
+        sizes = tuple(len(b) for b in (batches if bench.at in taps.UPDATE_TAPS else batches[:1]))
         if not any(sizes):
             continue
         groups[sizes].append(client)
-        found += sizes[0] if asked.at == "example" else 1
-        if found >= asked.images:
+        found += sizes[0] if bench.at == "example" else 1
+        if found >= bench.images:
             return list(groups.values())
     short = f"takes at most {found} here: more clients (data.clients) have more"
     if found:
-        raise ConfigError("attack.images", asked.images, short)
+        raise ConfigError("attack.images", bench.images, short)
     return []
 
 
-def _attack_group(
-    federation: Federation,
-    state: ServerState,
-    number: int,
-    asked: AttackConfig,
-    settings: Settings,
-    clients: list[int],
-    most: int,
-    progress: Callable[[int, int], None],
-    total: int,
-) -> Group:
-    """Observes, attacks and scores some clients."""
-    x, y = truth.of_tap(federation, number, clients, asked.at)
-    x, y = x[:most], y[:most]
-    granted: dict[str, Any] = {}
-    if settings.init.startswith("optimal"):
-        held = federation.dataset.held_out
-        granted["insider"] = AuxiliaryData(held.x.astype(np.float64) * federation.dataset.scale, held.y)
-    if federation.config.data.partition == "classes":
-        granted["held_classes"] = federation.config.data.classes_per_client
-    observation = first(from_tap(federation, state, number, clients, asked.at, **granted), most)
-    if settings.label == "given":
-        observation = replace(observation, known_labels=y)
-    done = attack(
-        observation,
-        settings,
-        seeds=range(asked.seeds),
-        precision=federation.config.speed.precision,
-        progress=lambda ended, _: progress(ended, total),
-    )
-    return Group(observation, x, y, score(done, x, y, asked.rule, federation.dataset.groups))
-
-
-def first(observation: Observation, count: int) -> Observation:
+def first(observation: GradientObservation, count: int) -> GradientObservation:
     """The first attacks of an observation."""
     if len(observation) <= count:
         return observation
     gradients = jax.tree.map(lambda a: a[:count], observation.gradients)
     params = jax.tree.map(lambda a: a[:count], observation.params) if observation.own_params else observation.params
-    return replace(observation, gradients=gradients, ids=observation.ids[:count], params=params)
+    labels = None if observation.known_labels is None else observation.known_labels[:count]
+    ids = observation.ids[:count]
+    return replace(observation, gradients=gradients, ids=ids, params=params, known_labels=labels)
 
 
 def pooled(scores: list[Scores]) -> dict[str, Any]:
-    """One summary of several groups: rates over all examples, counts and seconds added up."""
+    """One summary of several groups: rates over all examples, sums of counts and seconds."""
     parts = [one.summary() for one in scores]
     successes = np.concatenate([one.items.ssim[one.success] for one in scores])
     extra = {
@@ -184,25 +196,22 @@ def pooled(scores: list[Scores]) -> dict[str, Any]:
             known = [v for v in values if v is not None]
             made[key] = (min if key.endswith("min") else max)(known) if known else None
         elif key == "interval":
-            made[key] = None  # groups differ in how many examples stand behind a gradient
+            made[key] = None  # groups differ in the number of examples behind a gradient
         else:
             pairs = [(w, v) for w, v in zip(weights, values, strict=True) if v is not None]
             made[key] = sum(w * v for w, v in pairs) / sum(w for w, _ in pairs) if pairs else None
     return {**made, **extra}
 
 
-def steps(study: Study, count: int, precision: str) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """The first attacks at several of their iterations: which, truth [n, ...shape], found [shown, n, ...shape].
+def steps(study: Study, count: int, precision: str) -> tuple[np.ndarray, np.ndarray]:
+    """The first attacks at several of their iterations: truth [n, ...shape], found [shown, n, ...shape].
 
-    An optimiser that is stopped earlier stands where the same optimiser stood then, so each is simply run again with fewer
-    iterations; where step lengths follow the number of iterations, only start and end are shown.
+    An optimiser that is stopped earlier is where the same optimiser was then, so the attack is run again with fewer
+    iterations. Where that does not hold, only the end is shown.
     """
     group = study.groups[0]
     few = first(group.observation, count)
-    if few.known_labels is not None:
-        few = replace(few, known_labels=few.known_labels[:count])
-    whole = study.settings.iterations
-    shown = [n for n in STEPS_SHOWN if n < whole] if study.settings.name != "aono" and not study.settings.decay else []
-    frames = [attack(few, replace(study.settings, iterations=n), precision=precision).inputs[:, 0] for n in shown]
+    shorter = [short for n in STEPS_SHOWN if (short := study.attack.shortened(n)) is not None]
+    frames = [short.run(few, Execution(precision=precision)).inputs[:, 0] for short in shorter]
     last = group.reconstruction.inputs[: len(few), 0]
-    return [*shown, whole], group.truth_x[: len(few), 0], np.stack([*frames, last])
+    return group.truth_x[: len(few), 0], np.stack([*frames, last])

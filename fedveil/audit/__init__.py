@@ -1,6 +1,12 @@
-"""Audit: measured lower bounds on ε and tests of the noise, to hold against the certificate. `run` is the whole of it."""
+"""Audit: measured lower bounds on ε and tests of the noise, to hold against the certificate.
+
+The package is callable: `fedveil.audit(...)` is `fedveil.audit.run.audit(...)`.
+"""
 
 from fedveil.audit.rows import AuditRow, check_certificates
-from fedveil.audit.run import run
+from fedveil.audit.run import audit
+from fedveil.core.system import make_callable
 
-__all__ = ["AuditRow", "check_certificates", "run"]
+__all__ = ["AuditRow", "audit", "check_certificates"]
+
+make_callable(__name__)

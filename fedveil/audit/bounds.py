@@ -19,7 +19,7 @@ from fedveil.audit.certificate import (
     gaussian_epsilon,
     shows_sums,
 )
-from fedveil.audit.rows import AuditRow, bound_row
+from fedveil.audit.rows import AuditRow, Bound, bound_row
 from fedveil.audit.scores import Run, Score
 from fedveil.audit.shared import Audit
 from fedveil.core.events import Release
@@ -33,15 +33,15 @@ class Bounds:
 
     audit: Audit
 
-    def rows(self, places: list[tuple[str, str]], methods: list[str], shared: bool) -> list[AuditRow]:
+    def rows(self, observers: list[tuple[str, str]], methods: list[str], shared: bool) -> list[AuditRow]:
         """Lower bounds on ε at every tap and unit, by every method."""
         alpha = (
             (1.0 - self.audit.confidence)
             / (2.0 if shared else 1.0)
-            / (len(places) * len(methods) * self.audit.sizes.seeds)
+            / (len(observers) * len(methods) * self.audit.sizes.seeds)
         )
         rows = []
-        for tap, unit in places:
+        for tap, unit in observers:
             norm = self._norm(tap, unit)
             if {"one-run", "f-dp"} & set(methods) and self._one_run_fits(tap, unit):
                 rows += self._one_run(tap, unit, norm, [m for m in methods if m != "trials"], alpha)
@@ -57,7 +57,7 @@ class Bounds:
         return own and (not shows_sums(tap, self.audit.task.setting) or (found is not None and found[0].on_sum))
 
     def _norm(self, tap: str, unit: str) -> float:
-        """The gradient norm of canaries: far above the clip, as far as there is one."""
+        """The gradient norm of canaries: far above the clip bound, where there is one."""
         found = declared(self.audit.task.defenses, self.audit.task.setting, tap, unit)
         if found is None or found[0].tap == "example":
             release = Release("client", "example", "gaussian", 1.0, "step", "example")
@@ -112,13 +112,13 @@ class Bounds:
     def _steinke(self, tap: str, unit: str, seeds: list[list[Score]], alpha: float) -> AuditRow:
         delta = self._delta(alpha, True)
         judged = []
-        for place, score in enumerate(seeds[0]):
+        for index, score in enumerate(seeds[0]):
             known = self._known(tap, unit, score, delta)
-            each = [statistics.one_run(s[place].values, s[place].coins, delta, alpha) for s in seeds]
+            each = [statistics.one_run(s[index].values, s[index].coins, delta, alpha) for s in seeds]
             judged.append((score.name, known, max(each, key=lambda one: one.epsilon), [one.epsilon for one in each]))
         name, known, best, by_seed = max(judged, key=lambda one: one[2].epsilon - (one[1].epsilon or 0.0))
         scores = {n: b.epsilon for n, _, b, _ in judged}
-        row = bound_row("one-run", (tap, unit), name, by_seed, known, delta, self.audit.confidence, scores)
+        row = bound_row(Bound("one-run", tap, unit, name, by_seed, scores), known, delta, self.audit.confidence)
         count = len(seeds[0][0].values)
         reach = statistics.one_run_reach(count, delta, alpha)
         return replace(row, canaries=count, guesses=best.guesses, correct=best.correct, reach=reach)
@@ -126,19 +126,18 @@ class Bounds:
     def _gaussian_curve(self, tap: str, unit: str, seeds: list[list[Score]], alpha: float) -> AuditRow:
         delta = self._delta(alpha, False)
         judged = []
-        for place, score in enumerate(seeds[0]):
+        for index, score in enumerate(seeds[0]):
             known = self._known(tap, unit, score, delta)
             claim = 1.0 / known.together if known.together else None
-            each = [statistics.f_dp(s[place].values, s[place].coins, claim, alpha) for s in seeds]
+            each = [statistics.f_dp(s[index].values, s[index].coins, claim, alpha) for s in seeds]
             judged.append((score.name, known, max(each, key=lambda one: one.mu), each))
         name, known, best, each = max(judged, key=lambda one: one[2].mu * (one[1].together or 1.0))
         epsilons = [gaussian_epsilon(1.0 / one.mu, delta) if one.mu > 0 else 0.0 for one in each]
         violated = known.together is not None and best.mu > 1.0 / known.together
         scores = {n: b.mu for n, _, b, _ in judged}
         p_value = min(1.0, best.p_value * len(judged)) if best.p_value is not None else None
-        row = bound_row(
-            "f-dp", (tap, unit), name, epsilons, known, delta, self.audit.confidence, scores, p_value, violated
-        )
+        bound = Bound("f-dp", tap, unit, name, epsilons, scores, p_value, violated)
+        row = bound_row(bound, known, delta, self.audit.confidence)
         return replace(row, canaries=len(seeds[0][0].values), guesses=best.guesses, correct=best.correct)
 
     def _trials(self, tap: str, unit: str, norm: float, alpha: float) -> AuditRow:
@@ -156,9 +155,8 @@ class Bounds:
             found.append(statistics.independent_trials(without, with_it, delta, alpha))
         best = max(found, key=lambda one: one.epsilon)
         by_seed = [one.epsilon for one in found]
-        row = bound_row(
-            "trials", (tap, unit), "pooled", by_seed, known, delta, self.audit.confidence, {"pooled": max(by_seed)}
-        )
+        bound = Bound("trials", tap, unit, "pooled", by_seed, {"pooled": max(by_seed)})
+        row = bound_row(bound, known, delta, self.audit.confidence)
         reach = (
             statistics.trials_reach(known.together / 2.0, self.audit.sizes.trials, delta, alpha)
             if known.together

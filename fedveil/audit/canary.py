@@ -45,7 +45,7 @@ class Canaries(Dense):
     width: int = 1
 
     def init(self, key: Array, shape: Shape) -> Params:
-        return {f"layer{place}": self._zeros(kind) for place, kind in enumerate(self.kinds)}
+        return {f"layer{index}": self._zeros(kind) for index, kind in enumerate(self.kinds)}
 
     def _zeros(self, kind: Kind) -> dict[str, Array]:
         if kind.name == "norm":
@@ -58,9 +58,9 @@ class Canaries(Dense):
         direction = x[:, layers + 1 :]
         seen = x[:, layers, None] * direction
         logits = jnp.zeros((x.shape[0], OUTPUTS), x.dtype)
-        for place, kind in enumerate(self.kinds):
+        for index, kind in enumerate(self.kinds):
             own = params[
-                name := f"layer{place}"
+                name := f"layer{index}"
             ]  # by name: JAX sorts the keys of a tree, and layer10 comes before layer2
             if kind.name == "conv":  # two positions that see the same
                 out = context.linear(name, own, jnp.stack([seen, seen], axis=1)).mean(axis=1)
@@ -69,7 +69,7 @@ class Canaries(Dense):
                 out = jnp.stack([-along, along], axis=1)
             else:
                 out = context.linear(name, own, seen)
-            logits += x[:, place, None] * out
+            logits += x[:, index, None] * out
         return logits - jax.lax.stop_gradient(logits)
 
 
@@ -128,11 +128,11 @@ class Canary:
         """[M + 1 + width]: its gradient is `norm` long in each of its layers."""
         along = np.full(width, 1.0 / math.sqrt(width)) if self.direction < 0 else np.eye(width)[self.direction]
         gains = np.zeros(len(kinds))
-        for place in self.layers:
+        for index in self.layers:
             # The gradient of a scale is its input times the push, channel by channel: both are along d.
-            spread = np.linalg.norm(along**2) if kinds[place].name == "norm" else 1.0
-            size = math.sqrt((self.input_norm * spread) ** 2 + kinds[place].bias)
-            gains[place] = norm / (size * _PUSH) if size else 0.0
+            spread = np.linalg.norm(along**2) if kinds[index].name == "norm" else 1.0
+            size = math.sqrt((self.input_norm * spread) ** 2 + kinds[index].bias)
+            gains[index] = norm / (size * _PUSH) if size else 0.0
         return np.concatenate([gains, [self.input_norm], along])
 
 
@@ -141,11 +141,11 @@ def canaries_for(kinds: Sequence[Kind]) -> list[Canary]:
     every = tuple(range(len(kinds)))
     found = [Canary("all layers", every), Canary("all layers, all directions", every, direction=-1)]
     if any(kind.bias for kind in kinds):
-        biased = tuple(place for place in every if kinds[place].bias)
+        biased = tuple(index for index in every if kinds[index].bias)
         found += [Canary("biases and shifts", biased, 0.0), Canary("weights and scales", every, FEW_BIAS)]
     for kind in dict.fromkeys(kinds):
-        place = kinds.index(kind)
-        found.append(Canary(f"layer {place} ({kind.name})", (place,)))
+        index = kinds.index(kind)
+        found.append(Canary(f"layer {index} ({kind.name})", (index,)))
     return found
 
 

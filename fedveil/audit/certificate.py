@@ -15,7 +15,7 @@ import numpy as np
 
 from fedveil.accounting import accountants, ledger, transcript
 from fedveil.accounting.accountants import Round
-from fedveil.accounting.seeded import as_planned
+from fedveil.accounting.ledger import as_planned
 from fedveil.core.events import Release
 from fedveil.core.setting import Setting
 from fedveil.core.taps import CHAIN
@@ -36,9 +36,9 @@ class Certificate:
 def declared(defenses: Sequence[Defense], setting: Setting, tap: str, unit: str) -> tuple[Release, float] | None:
     """The strongest release that stands between a unit and a tap, there or before it, and the bound of one unit in units
     of the declared sensitivity: a record can turn its client's contribution into any other, which is twice the bound."""
-    place = CHAIN.index(tap)
+    index = CHAIN.index(tap)
     made = [r for d in defenses for r in d.events(setting)]
-    behind = [r for r in made if CHAIN.index(r.tap) <= place]
+    behind = [r for r in made if CHAIN.index(r.tap) <= index]
     found = [(r, 1.0) for r in behind if r.unit == unit]
     if unit == "example":
         found += [(r, 2.0) for r in behind if r.unit == "client"]
@@ -92,8 +92,8 @@ def _why_not(defenses: Sequence[Defense], setting: Setting, attacked: Attacked, 
         row = ledger.certified(planned, attacked.tap, attacked.unit, delta)
         if row.epsilon is None or not row.certified:
             return f"the ledger certifies nothing for these defences together: {row.reason}"
-    if release.law != "gaussian" or release.multiplier <= 0.0:
-        return f"not compared: {release.law} noise, z = {release.multiplier:.4g}"
+    if release.distribution != "gaussian" or release.multiplier <= 0.0:
+        return f"not compared: {release.distribution} noise, z = {release.multiplier:.4g}"
     return ""
 
 

@@ -62,17 +62,17 @@ def scale(measured: Measured) -> Iterator[Finding]:
 
 def _scale(measured: Measured, number: int, draws: list[Leaves], units: list[Contribution], z: float) -> Finding:
     release, names = measured.release, list(draws[0])
-    law = release.law
-    size = _l1 if law == "laplace" else _l2
-    total = np.array([sum(_total(d[n], law) for d in draws) for n in names])
+    distribution = release.distribution
+    size = _l1 if distribution == "laplace" else _l2
+    total = np.array([sum(_total(d[n], distribution) for d in draws) for n in names])
     count = np.array([float(sum(d[n].size for d in draws)) for n in names])
     sizes = np.array([[size(u.leaves[n]) * (1.0 - ROUNDING) for n in names] for u in units])
-    noise = total / count if law == "laplace" else np.sqrt(total / count)
-    ratios = [statistics.loss_ratio(one, noise, law, z) for one in sizes]
+    noise = total / count if distribution == "laplace" else np.sqrt(total / count)
+    ratios = [statistics.loss_ratio(one, noise, distribution, z) for one in sizes]
     worst = int(np.argmax(ratios))
-    largest = float(np.max([u.size for u in units])) if law == "gaussian" else float(sizes.sum(axis=1).max())
+    largest = float(np.max([u.size for u in units])) if distribution == "gaussian" else float(sizes.sum(axis=1).max())
     by_layer = {n: float(s / (z * largest)) for n, s in zip(names, noise, strict=True)}
-    p_value = statistics.scale_p_value(sizes, total, count, law, z)
+    p_value = statistics.scale_p_value(sizes, total, count, distribution, z)
     found = z / ratios[worst] if ratios[worst] else np.inf
     thin = min(by_layer, key=lambda n: by_layer[n])
     says = (
@@ -104,8 +104,8 @@ def _silent(measured: Measured) -> Finding:
     )
 
 
-def _total(a: np.ndarray, law: str) -> float:
-    return float(np.abs(a).sum() if law == "laplace" else np.square(a).sum())
+def _total(a: np.ndarray, distribution: str) -> float:
+    return float(np.abs(a).sum() if distribution == "laplace" else np.square(a).sum())
 
 
 def _l1(a: np.ndarray) -> float:
@@ -182,8 +182,11 @@ def _layer_pairs(noise: dict[Draw, Leaves]) -> Iterator[Pair]:
 
 
 def _correlated(measured: Measured, kind: str, pairs: Sequence[Pair]) -> Finding:
-    law = measured.release.law
-    found = [(statistics.correlation_p_value(a, b, law), statistics.correlation(a, b), label) for label, a, b in pairs]
+    distribution = measured.release.distribution
+    found = [
+        (statistics.correlation_p_value(a, b, distribution), statistics.correlation(a, b), label)
+        for label, a, b in pairs
+    ]
     p_value, r, label = min(found)
     says = f"largest correlation of {kind}: {r:+.3g} ({label}; {len(pairs)} pairs)"
     scores: dict[str, float] = {}

@@ -235,7 +235,7 @@ class CanaryPath(Path):
 
     @property
     def records(self) -> int:
-        """Numbers in a record."""
+        """The number of values in a record."""
         return len(self.kinds) + 1 + self.width
 
     def put(self, records: np.ndarray) -> tuple[int, ...]:
@@ -255,5 +255,5 @@ def _simulator(like: Simulator, task: Task, dataset: Dataset, seed: int) -> Simu
         width, largest = like.microbatches.width, int(like.partition.max_length)
         count = microbatches.needed(largest, drawn.rate(largest), width, steps, like.chunk)
         shape = microbatches.Shape(width, count)
-    settings = SimulationSettings(like.schedule, seed, keys.Draws(seed), chunk=like.chunk, microbatches=shape)
+    settings = SimulationSettings(seed, keys.Draws(seed), faults=False, chunk=like.chunk, microbatches=shape)
     return Simulator(task, _RULE, FederatedData(dataset, like.partition, drawn), settings)

@@ -79,26 +79,29 @@ def test_row(finding: Finding, tests: int, alpha: float, confidence: float, seco
     )
 
 
-def bound_row(
-    method: str,
-    where: tuple[str, str],
-    score: str,
-    by_seed: Sequence[float],
-    known: Certificate,
-    delta: float,
-    confidence: float,
-    scores: dict[str, float],
-    p_value: float | None = None,
-    violated: bool | None = None,
-) -> AuditRow:
+@dataclass(frozen=True)
+class Bound:
+    """What one method found at one tap for one unit."""
+
+    method: str
+    tap: str
+    unit: str
+    score: str  # the score that shows most
+    by_seed: Sequence[float]  # lower bounds on ε
+    scores: dict[str, float]  # every score's bound
+    p_value: float | None = None
+    violated: bool | None = None  # None: where the bound is above the certified ε
+
+
+def bound_row(bound: Bound, known: Certificate, delta: float, confidence: float) -> AuditRow:
     """A bound's row: the largest over the seeds beside what is certified."""
-    epsilon = max(by_seed)
+    epsilon, violated = max(bound.by_seed), bound.violated
     if violated is None:
         violated = known.epsilon is not None and epsilon > known.epsilon
     return AuditRow(
-        method=method,
-        tap=where[0],
-        unit=where[1],
+        method=bound.method,
+        tap=bound.tap,
+        unit=bound.unit,
         adjacency="zero-out",
         epsilon_lower=epsilon,
         confidence=confidence,
@@ -109,14 +112,14 @@ def bound_row(
         releases=known.releases,
         test="bound",
         path="canary model",
-        score=score,
+        score=bound.score,
         statistic=epsilon,
-        p_value=p_value,
+        p_value=bound.p_value,
         alarm=violated,
-        caught_by=f"{method}: score {score}" if violated else "",
+        caught_by=f"{bound.method}: score {bound.score}" if violated else "",
         reason=known.reason,
-        scores=scores,
-        by_seed=tuple(by_seed),
+        scores=bound.scores,
+        by_seed=tuple(bound.by_seed),
     )
 
 

@@ -1,6 +1,6 @@
 """One run with many canaries, scored per layer, per step, per round and pooled.
 
-Each canary is put in by a fair coin of its own. In a first pass it is there in every step and round that is looked at; in a
+Each canary is put in by its own fair coin. In a first pass it is there in every step and round that is looked at; in a
 second one in the first step of the first round alone, so that differences of steps and of rounds show noise that repeats.
 """
 
@@ -22,7 +22,7 @@ _COINS = 0x617564  # keeps the coins apart from everything else that is drawn fr
 
 @dataclass(frozen=True)
 class Score:
-    """What the adversary knows of each canary by one score, and the releases that the score reads."""
+    """The values of one score for all canaries, and the number of rounds and steps that it was computed from."""
 
     name: str
     values: np.ndarray  # [canaries]
@@ -33,7 +33,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Run:
-    """One run: where the adversary stands, whom it looks for, and the size of all that."""
+    """One audited run: the tap that the adversary observes, the unit that it guesses, and the size of the run."""
 
     path: CanaryPath
     tap: str
@@ -56,8 +56,8 @@ class Run:
         _, layers, steps, rounds = values.shape
         found = [Score("pooled", values.mean(axis=(1, 2, 3)), coins, rounds, steps)]
         if layers > 1:
-            places = np.unique(np.linspace(0, layers - 1, min(layers, MOST_LAYERS)).astype(int))
-            found += [Score(f"layer {i}", values[:, i].mean(axis=(1, 2)), coins, rounds, steps) for i in places]
+            chosen = np.unique(np.linspace(0, layers - 1, min(layers, MOST_LAYERS)).astype(int))
+            found += [Score(f"layer {i}", values[:, i].mean(axis=(1, 2)), coins, rounds, steps) for i in chosen]
         if steps > 1:
             found += [Score(f"step {s}", values[:, :, s].mean(axis=(1, 2)), coins, rounds, 1) for s in range(steps)]
         if rounds > 1:
@@ -91,7 +91,7 @@ class Run:
         return np.concatenate(values)[:canaries], np.concatenate(coins)[:canaries]
 
     def _layout(self) -> tuple[Callable[[int, int, np.ndarray, bool], np.ndarray], int]:
-        """How a group of canaries is played, and how many there are in it."""
+        """The method that runs a group of canaries, and the number of canaries in a group."""
         path, setting = self.path, self.path.task.setting
         if self.tap == "example":
             self._put(1)
@@ -105,9 +105,9 @@ class Run:
             self._put(1)
             return self._messages, 1
         shape = path.simulator.microbatches
-        places = min(setting.batch, path.width, shape.width if shape else setting.batch)
-        self._put(places)
-        return self._messages, places
+        slots = min(setting.batch, path.width, shape.width if shape else setting.batch)
+        self._put(slots)
+        return self._messages, slots
 
     def _records(self, count: int) -> np.ndarray:
         every = tuple(range(len(self.path.kinds)))
@@ -126,7 +126,7 @@ class Run:
         return np.stack(each, axis=1)
 
     def _messages(self, seed: int, number: int, tossed: np.ndarray, first_only: bool) -> np.ndarray:
-        """Canaries of one client, which the tap shows by itself; each group is a client of its own."""
+        """Canaries of one client, which the tap shows by itself; each group is another client."""
         path = self.path
         path.reseed(seed + 1000 * (number // path.task.setting.clients))
         client = number % path.task.setting.clients
@@ -147,7 +147,7 @@ class Run:
         return [subtract(sent[s + 1], sent[s]) for s in range(self.steps)]
 
     def _changes(self, seed: int, number: int, tossed: np.ndarray, first_only: bool) -> np.ndarray:
-        """One canary client for each direction, seen in the model that a round makes; each group has keys of its own."""
+        """One canary client for each direction, seen in the model that a round makes; each group has its own keys."""
         path = self.path
         path.reseed(seed + 1000 * (number + 1))
         assert path.forced is not None
@@ -163,7 +163,7 @@ class Run:
         return np.stack(found, axis=-1)[:, :, None, :]
 
     def _examples(self, seed: int, number: int, tossed: np.ndarray, first_only: bool) -> np.ndarray:
-        """Canaries in the places of one batch, which the tap shows one by one."""
+        """Canaries in the slots of one batch, which the tap shows one by one."""
         path = self.path
         path.reseed(seed + 1000 * (number // path.task.setting.clients))
         client, record = number % path.task.setting.clients, self._records(1)[0]

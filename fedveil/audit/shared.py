@@ -29,7 +29,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Audit:
-    """One call of `run`."""
+    """The settings of one audit, with the canary models that were compiled for it."""
 
     simulator: Simulator
     sizes: Sizes

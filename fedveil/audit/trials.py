@@ -1,7 +1,7 @@
 """Independent trials with and without one canary: the simulator's own `chunk_sum` and `advance`, many runs at once.
 
-A trial is a run of its own from its own key. The functions are those that the simulator compiles; here they run on a model
-of a few parameters, mapped over thousands of keys.
+A trial is an independent run from its own key. It calls the functions that the simulator compiles, on a model of a few
+parameters, mapped over thousands of keys.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Trial:
     def _along(self, tree: Params) -> Array:
         """The part along the canary's direction, in all layers."""
         total = jnp.zeros((), self.task.dtype)
-        for place, kind in enumerate(self.kinds):
-            layer = tree[f"layer{place}"]
+        for index, kind in enumerate(self.kinds):
+            layer = tree[f"layer{index}"]
             norm = kind.name == "norm"
             total += layer["scale"][0] if norm else (layer["w"][0, 1] - layer["w"][0, 0]) / math.sqrt(2.0)
         return total

@@ -4,7 +4,7 @@ With scores g_j(x; w), label y and margins s_j = g_y − g_j over the other clas
 decision for y whenever ‖ξ‖_u < min_j s_j / L_v, where L_v bounds ‖∇_w s_j‖_v for all j and 1/u + 1/v = 1. Proof: from w to
 w + ξ a margin falls by at most L_v ‖ξ‖_u, by the mean value theorem and Hölder's inequality.
 
-Three places where the paper's text needs care:
+Three points of the paper's text need care:
 
 - It calls g_j a loss; the sign is right only for a score, of which the label's is the largest.
 - It takes L_v from the gradient at the current weights. It must hold on the whole ball that ξ may reach: with ReLU units
@@ -68,8 +68,8 @@ def worst_distortion(x: ArrayLike, label: int, rival: int, classes: int, norm: f
     dual = dual_norm(norm)
     if math.isinf(dual):  # u = 1: all in one largest entry
         move = np.zeros_like(gradient)
-        place = np.unravel_index(np.argmax(np.abs(gradient)), gradient.shape)
-        move[place] = np.sign(gradient[place])
+        index = np.unravel_index(np.argmax(np.abs(gradient)), gradient.shape)
+        move[index] = np.sign(gradient[index])
         return -move
     scaled = gradient / np.abs(gradient).max()
     move = np.where(gradient == 0, 0.0, np.sign(gradient) * np.abs(scaled) ** (dual - 1.0))

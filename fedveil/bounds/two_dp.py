@@ -54,7 +54,10 @@ def class_smoothness(classes: Sequence[ArrayLike], ridge: float = 0.0) -> Floats
 
 
 def contraction(lr: float, least: float, most: float) -> float:
-    """How much a step w − η∇L(w) can bring two models apart when the Hessian of L lies in [least, most]."""
+    """The factor by which a step w − η∇L(w) can enlarge the distance of two models.
+
+    The eigenvalues of the Hessian of L are in [least, most].
+    """
     return max(abs(1.0 - lr * least), abs(1.0 - lr * most))
 
 
@@ -199,7 +202,7 @@ def step_change(step: Descent, gradient: float, noise_square: float) -> float:
 
 
 def step_change_absolute(step: Descent, gradient: float, noise_mean: float, noise_square: float) -> float:
-    """A bound on E|L(w_{t+1}) − L(w_t)|: Eq. (18) with η in the place of −η in γ₁."""
+    """A bound on E|L(w_{t+1}) − L(w_t)|: Eq. (18) with η instead of −η in γ₁."""
     return step_change_printed(step, gradient, noise_mean, noise_square) + 2.0 * step.lr * gradient**2
 
 
@@ -226,10 +229,10 @@ def gap(
 
         r^T (C₀ + μdς²/2) + (1 − r^T) γ₃V/(−2τγ₁) + μdς²/2,    V = d(σ² ΣP_k² + ρ²ς² ΣP_k²),    r = 1 + 2τγ₁
 
-    `start` is C₀ = L(w_0) − L*; `sizes` give P_k = n^k/|D|; `noise` is σ, the deviation of what each client adds to its
-    model (η times that of its gradient's noise); `server` is ς, that of what the server adds to every broadcast, a draw for
-    each client. With `same` all clients receive one draw, and ς² counts whole. ρ < 1 is the clients' contraction. τ and μ
-    must hold for every client's loss.
+    `start` is C₀ = L(w_0) − L*; `sizes` give P_k = n^k/|D|; `noise` is σ, the standard deviation of the noise
+    that each client adds to its model (η times that of its gradient's noise). `server` is ς, that of the noise in each
+    broadcast, drawn per client. With `same` all clients receive one draw, and ς² is not divided. ρ < 1 is the clients'
+    contraction. τ and μ must hold for every client's loss.
     """
     _small(step)
     squares = float(np.square(np.asarray(sizes, float) / np.sum(sizes)).sum())
@@ -244,7 +247,7 @@ def gap(
 def gap_large_step(step: Descent, gradient: float, noise_square: float) -> float:
     """Theorem 6, Eq. (24), for η > 2/μ: (1/(2τ) + γ₁) G² + γ₃ E‖N‖², with E‖∇L(w_{T−1})‖² ≤ G².
 
-    One step from wherever the model is, whose gap is at most G²/(2τ). The paper has σ² in the place of E‖N‖².
+    One step from wherever the model is, whose gap is at most G²/(2τ). The paper has σ² instead of E‖N‖².
     """
     return (0.5 / step.convexity + step.gamma1) * gradient**2 + step.gamma3 * noise_square
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from fedveil.audit import AuditRow, check_certificates, run
-from fedveil.audit.run import METHODS
+from fedveil.audit.rows import AuditRow, check_certificates
+from fedveil.audit.run import audit
 from fedveil.cli import show
 from fedveil.config import load
 
@@ -13,45 +14,17 @@ BOUNDS = ("method", "unit", "tap", "ε at least", "certified", "", "if broken", 
 TESTS = ("test", "unit", "tap", "on", "result", "p", "", "where")
 
 
-def run_audit(
-    file: str | None,
-    settings: list[str],
-    *,
-    tap: str | None,
-    unit: str | None,
-    method: str | None,
-    trials: int,
-    canaries: int,
-    seeds: int,
-    confidence: float,
-    delta: float | None,
-    rounds: int | None,
-    steps: int | None,
-    json: bool,
-) -> None:
+def run_audit(file: str | None, settings: list[str], options: Mapping[str, Any], json: bool) -> None:
     """Audits a config and prints the rows; fails where a bound is above its certificate or a test alarms."""
-    rows = run(
-        load(file, settings),
-        tap=tap,
-        unit=unit,
-        methods=(method,) if method else METHODS,
-        trials=trials,
-        canaries=canaries,
-        seeds=seeds,
-        confidence=confidence,
-        delta=delta,
-        rounds=rounds,
-        steps=steps,
-        progress=show.note,
-    )
+    rows = audit(load(file, settings), progress=show.note, **options)
     if json:
-        show.print_json([row.as_dict() for row in rows])
+        show.print_json(rows.as_dict())
     else:
-        _print(rows, confidence)
+        _print(rows, options["confidence"])
     check_certificates(rows)
 
 
-def _print(rows: list[AuditRow], confidence: float) -> None:
+def _print(rows: Sequence[AuditRow], confidence: float) -> None:
     """Two tables, then a line for each alarm and each bound."""
     tests = [row for row in rows if row.test != "bound"]
     bounds = [row for row in rows if row.test == "bound"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import fedveil
 from fedveil.cli import show
 from fedveil.core.errors import ConfigError, FedveilError, unknown_name
-from fedveil.core.jsontext import to_json
+from fedveil.core.system import to_json
 
 TITLES = {
     "round": "seconds per client and local iteration; ratio = ours / theirs",

@@ -1,4 +1,4 @@
-"""`fedveil demo`: a small study from nothing: three federations, trained, attacked from every seat, and a report of them.
+"""`fedveil demo`: a small study. Trains three federations, attacks each at every leakage type, and writes a report.
 
 The setting is the easiest one for an attacker, one local step on about one example, so that undefended training leaks
 plainly. Noise and clips were chosen by hand such that all three still learn something on so little data.
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.cli import show
-from fedveil.config import AttackConfig, Config, load
+from fedveil.config import AttackConfig, load
 from fedveil.core.errors import ConfigError, FedveilError
 
 SETTINGS = {
@@ -32,7 +32,7 @@ DEFENSES = {
     "fed-sdp": ("defense.name=fed-sdp", "defense.clip=0.5", "defense.noise=4", "defense.clip_scope=flat"),
     "fed-cdp": ("defense.name=fed-cdp", "defense.clip=1", "defense.noise=1", "defense.clip_scope=flat"),
 }
-ADVERSARIES = ("server", "client", "example")  # leakage types 0, 1 and 2
+TAPS = ("server", "client", "example")  # leakage types 0, 1 and 2
 NOTE = (
     "a small study on little data, about one example per step, with noise and clips chosen by hand on the same data: its "
     "figures do not carry over to a training of your own"
@@ -41,25 +41,25 @@ STEPS = (1, 5, 20)  # iterations that pictures show
 
 
 def run_demo(settings: list[str], out: str | None, json: bool) -> None:
-    """Trains, attacks, reports; `-s` changes the setting of all, and a defence of one's own takes the place of ours."""
+    """Trains, attacks, reports; `-s` changes the setting of all, and a given defence replaces ours."""
     if out == "":
         raise ConfigError("--out", out, "takes the folder of a run: leave it out for one below runs/")
     studies = {name: load(None, given) for name, given in _studies(settings).items()}
-    from fedveil.cli.report import write_report
     from fedveil.federation import prepare
+    from fedveil.report.write import report
     from fedveil.runs import RunFolder, default_path
 
-    ready = {name: prepare(config) for name, config in studies.items()}  # so that what is wrong is said before any work
+    ready = {name: prepare(config) for name, config in studies.items()}  # all of them first, so that errors come early
     study = RunFolder.create(Path(out) if out is not None else default_path("demo")).path
     results = {}
-    for place, (name, federation) in enumerate(ready.items(), 1):
-        show.note(f"{place} of {len(ready)}: training, {name}")
+    for number, (name, federation) in enumerate(ready.items(), 1):
+        show.note(f"{number} of {len(ready)}: training, {name}")
         results[name] = _trained(federation, RunFolder.create(study / name))
         RunFolder(study / name).write_info(note=NOTE)
-        show.note(f"{place} of {len(ready)}: attacking, {name}")
+        show.note(f"{number} of {len(ready)}: attacking, {name}")
         _attack(federation, study / name)
-        _guess(federation.config, study / name)
-    document = write_report([study / name for name in ready], study / "report.html")
+        _guess(study / name)
+    document = report([study / name for name in ready], study / "report.html").as_dict()
     if json:
         show.print_json({**results["none"].as_dict(), "study": str(study), **document})
         return
@@ -77,62 +77,51 @@ def _studies(given: list[str]) -> dict[str, list[str]]:
     shared = [*base, *(item for item in given if item not in own)]
     if not own:
         return {name: [*shared, *settings] for name, settings in DEFENSES.items()}
-    named = "+".join(d["name"] for d in load(None, own).defense)
+    named = "+".join(d.name for d in load(None, own).defense)
     return {"none": [*shared, *DEFENSES["none"]], **({named: [*shared, *own]} if named != "none" else {})}
 
 
 def _trained(federation: Any, run: Any) -> Any:
-    from fedveil.cli.train import Bar
     from fedveil.training import train
 
-    with Bar(federation.rounds) as bar:
+    with show.Bar(federation.rounds) as bar:
         return train(federation, run, bar)
 
 
 def _attack(federation: Any, path: Path) -> None:
     """A reconstruction at types 0, 1 and 2, of the round after the last, with the steps on its way."""
-    from fedveil.attacks import results, study
-    from fedveil.attacks.gallery import gallery
+    from fedveil.attacks.orchestrate import attack_federation
     from fedveil.runs import RunFolder
 
     kept = RunFolder(path).restore(federation.simulator.start())
     assert kept is not None
     state = federation.simulator.adopt(kept.state)
-    config = federation.config
-    for tap in ADVERSARIES:
-        # By the angle between gradients: a clip changes their length and not that.
-        asked = AttackConfig(name="cpl", tap=tap, distance="cosine", iterations=200)
+    for tap in TAPS:
+        # The cosine compares directions: a clip changes the length of a gradient and not its direction.
+        asked = AttackConfig.model_validate({"name": "cpl", "tap": tap, "distance": "cosine", "iterations": 200})
         try:
             with show.Counter(f"attacks at {tap}") as counter:
-                done = study.run(federation, state, kept.round, asked, counter)
+                attack_federation(federation, state, kept.round, asked, folder=path, steps=STEPS, progress=counter)
         except FedveilError as error:
             show.note(f"not attacked at {tap}: {error}")
-            continue
-        document = {**done.as_dict(), "defense": [d["name"] for d in config.defense], "model": config.model.name}
-        seen = gallery(done, config.speed.precision, steps=STEPS)
-        results.save(path, asked.model_dump(), document, seen)
 
 
-def _guess(config: Config, path: Path) -> None:
-    """Whether the final model tells who was trained on: a federation of the same kind, with coins for its records."""
-    from fedveil.attacks import results
-    from fedveil.attacks.inference.run import run
+def _guess(path: Path) -> None:
+    """Membership inference on the final model: a federation of the same kind, with coins for its records."""
+    from fedveil.attacks.orchestrate import attack
 
-    asked = AttackConfig(name="loss-threshold", records=1000)
+    asked = {"attack": {"name": "loss-threshold", "records": 1000}}
     try:
         with show.Counter("rounds of the federation whose members are guessed") as counter:
-            done = run(config.model_copy(update={"attack": asked}), counter)
+            attack(asked, run=path, progress=counter)
     except FedveilError as error:
         show.note(f"membership not attacked: {error}")
-        return
-    document = {**done.document, "defense": [d["name"] for d in config.defense]}
-    results.save(path, asked.model_dump(), document, None, done.curves)
 
 
 def _print(document: dict[str, Any], split: str) -> None:
     rows = []
     for run in document["runs"]:
-        rebuilt = [run["seats"][tap]["success_rate"] for tap in ADVERSARIES]
+        rebuilt = [run["seats"][tap]["success_rate"] for tap in TAPS]
         rows.append((run["label"], run["accuracy"], *(_percent(value) for value in rebuilt), _epsilons(run["seats"])))
     columns = ("defence", f"accuracy ({split})", "rebuilt at type 0", "type 1", "type 2", "certified ε")
     show.print_table("Fedveil demo", columns, rows)

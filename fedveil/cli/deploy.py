@@ -1,18 +1,21 @@
-"""`fedveil deploy`: real nodes with Flower as the engine. Each command is a thin layer over Flower's own."""
+"""`fedveil deploy`: training on real nodes, with Flower as the transport; each command is a layer over Flower's own."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedveil.cli.options import FileArgument, JsonOption, SetOption
 from fedveil.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from fedveil.deploy.coordinator import Terms
+
 deploy_app = typer.Typer(
-    help="Run the same defences on real machines, with Flower.", no_args_is_help=True, rich_markup_mode=None
+    help="Train under the same defences on real machines, with Flower.", no_args_is_help=True, rich_markup_mode=None
 )
 COMMANDS = ("init", "server", "node", "run", "status")
 FolderArgument = Annotated[str, typer.Argument(metavar="[FOLDER]", help="Folder of the federation.")]
@@ -26,36 +29,45 @@ def _need_flower() -> None:
         raise ConfigError("deploy", "no flwr", "it needs an extra: pip install 'fedveil[flower]'")
 
 
+# --- init
+
+
 @deploy_app.command("init")
 def init(
     folder: FolderArgument = "federation",
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=10_000, help="Number of nodes.")] = 4,
     host: Annotated[str, typer.Option("--host", help="Name or address by which nodes reach the server.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The server's port.")] = 9092,
-    bind: Annotated[str, typer.Option("--bind", help="Address that the server listens on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the server.")] = 9092,
+    bind: Annotated[str, typer.Option("--bind", help="Address on which the server listens.")] = "127.0.0.1",
     shards: Annotated[
-        str | None, typer.Option("--shards", metavar="FILE.toml", help="For trials: hand out this config's dataset.")
+        str | None,
+        typer.Option(
+            "--shards", metavar="FILE.toml", help="For trials: give each node its part of this config's dataset."
+        ),
     ] = None,
     settings: SetOption = None,
-    test: Annotated[bool, typer.Option("--test", help="Nodes take runs whose noise the server knows.")] = False,
-    epsilon: Annotated[float | None, typer.Option("--epsilon", help="Each node's budget over all runs.")] = None,
-    delta: Annotated[float | None, typer.Option("--delta", help="Its δ (1e-5).")] = None,
-    clip: Annotated[float | None, typer.Option("--clip", help="The largest clip that nodes take.")] = None,
-    noise: Annotated[float | None, typer.Option("--noise", help="The smallest noise that nodes take.")] = None,
+    test: Annotated[
+        bool, typer.Option("--test", help="Nodes accept runs whose noise the server knows; never for private data.")
+    ] = False,
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", help="Privacy budget of each node over all its runs.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option("--delta", help="δ of the budget (default: 1e-5).")] = None,
+    clip: Annotated[float | None, typer.Option("--clip", help="Largest clip that nodes accept.")] = None,
+    noise: Annotated[float | None, typer.Option("--noise", help="Smallest noise that nodes accept.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Write certificates, node keys, node configs, systemd units and a compose file."""
+    """Create a federation: certificates, node keys, node configs, systemd units and a compose file."""
     _need_flower()
     from fedveil.cli import show
     from fedveil.config import load
     from fedveil.deploy import files
-    from fedveil.deploy.limits import Limits
 
-    asked = {"epsilon": epsilon, "delta": delta, "clip": clip, "noise": noise}
-    limits = {key: value for key, value in asked.items() if value is not None}
-    _check_limits(Limits, limits)
+    given = {"epsilon": epsilon, "delta": delta, "clip": clip, "noise": noise}
+    limits = {key: value for key, value in given.items() if value is not None}
+    _check_limits(limits)
     if settings and shards is None:
-        raise ConfigError("-s", settings[0], "belongs to the config of --shards: give that too")
+        raise ConfigError("-s", settings[0], "changes the config of --shards: give that option too")
     made = files.Federation(Path(folder).resolve(), host, port, nodes, bind)
     files.init(made, load(shards, settings or []) if shards is not None else None, test, limits)
     document = {"folder": str(made.folder), "address": made.address, "nodes": nodes, "shards": shards is not None}
@@ -66,20 +78,24 @@ def init(
     show.note(f"next: fedveil deploy server {folder}; then on each node: fedveil deploy node node-N")
 
 
-def _check_limits(kind: Any, limits: dict[str, float]) -> None:
+def _check_limits(limits: dict[str, float]) -> None:
     from pydantic import ValidationError
 
     from fedveil.core.validation import one_line
+    from fedveil.deploy.limits import Limits
 
     try:
-        kind.model_validate(limits)
+        Limits.model_validate(limits)
     except ValidationError as error:
         raise one_line(error, prefix="limits") from None
 
 
+# --- server and node
+
+
 @deploy_app.command("server")
 def server(folder: FolderArgument = "federation", dry: DryOption = False) -> None:
-    """Keep the server up: TLS on, node keys on, state on disk; until Ctrl-C."""
+    """Run the server until Ctrl-C, with TLS, node keys and state on disk."""
     from fedveil.cli import show
     from fedveil.deploy import commands, files, processes
 
@@ -94,32 +110,45 @@ def server(folder: FolderArgument = "federation", dry: DryOption = False) -> Non
 @deploy_app.command("node")
 def node(
     home: Annotated[str, typer.Argument(metavar="NODE", help="Folder of the node.")],
-    data: Annotated[str | None, typer.Option("--data", help="An .npz with x and y (default: as in node.toml).")] = None,
-    address: Annotated[str | None, typer.Option("--server", help="host:port (default: as in node.toml).")] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", help="An .npz file with arrays x and y (default: as in node.toml).")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option("--server", help="host:port of the server (default: as in node.toml).")
+    ] = None,
     dry: DryOption = False,
 ) -> None:
-    """Keep a node up, until Ctrl-C."""
+    """Run a node until Ctrl-C."""
     from fedveil.cli import show
     from fedveil.deploy import commands, processes
     from fedveil.deploy.limits import read_node, with_data
 
-    place = Path(home).resolve()
-    told = read_node(place)
-    reached = address or told.server
-    if reached is None:
+    folder = Path(home).resolve()
+    found = read_node(folder)
+    server_address = address or found.server
+    if server_address is None:
         raise ConfigError("--server", None, "takes host:port of the server, here or in node.toml")
     if dry:
-        _print(commands.supernode(place, reached, told.port))
+        _print(commands.supernode(folder, server_address, found.port))
         return
     _need_flower()
     if data is not None:
-        told = with_data(place, Path(data).expanduser().resolve())
+        found = with_data(folder, Path(data).expanduser().resolve())
     from fedveil.deploy.account import NodeLedger
     from fedveil.deploy.node import read_data
 
-    read_data(place, told)  # what is wrong with them is said now, not in the first round
-    NodeLedger(place).entries()
-    processes.run_node(place, told, reached, show.note)
+    # Damaged data or a damaged ledger is an error now, not in the first round.
+    read_data(folder, found)
+    NodeLedger(folder).entries()
+    processes.run_node(folder, found, server_address, show.note)
+
+
+def _print(*argument_lists: list[str]) -> None:
+    for arguments in argument_lists:
+        print(shlex.join(arguments))
+
+
+# --- run
 
 
 @deploy_app.command("run")
@@ -128,26 +157,76 @@ def run(
     settings: SetOption = None,
     federation: Annotated[str, typer.Option("--federation", help="Folder of the federation.")] = "federation",
     quorum: Annotated[
-        float, typer.Option("--quorum", min=0.0, max=1.0, help="Share of a round's nodes that must answer.")
+        float, typer.Option("--quorum", min=0.0, max=1.0, help="Share of a round's nodes that must reply.")
     ] = 0.5,
-    timeout: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds that a round waits for nodes.")] = 300.0,
-    wait: Annotated[float, typer.Option("--wait", min=1.0, help="Seconds that the start waits for all nodes.")] = 120.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1.0, help="Seconds for which a round waits for replies.")
+    ] = 300.0,
+    wait: Annotated[
+        float, typer.Option("--wait", min=1.0, help="Seconds for which the start waits for all nodes.")
+    ] = 120.0,
     test: Annotated[
-        bool, typer.Option("--test", help="Noise by the seed, as in simulation; nodes must allow it.")
+        bool, typer.Option("--test", help="Take all noise from the seed, as in simulation; nodes must allow it.")
     ] = False,
     out: Annotated[
-        str | None, typer.Option("--out", help="Run folder to make (default: runs/deploy-NAME-TIME).")
+        str | None, typer.Option("--out", help="Run folder to create (default: runs/deploy-NAME-TIME).")
     ] = None,
-    resume: Annotated[str | None, typer.Option("--resume", help="Go on with the run in this folder.")] = None,
+    resume: Annotated[str | None, typer.Option("--resume", help="Resume the run in this folder.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Train on the federation's nodes; run this on the server's machine."""
+    """Train on the nodes of a federation. Run this on the server's machine."""
     _need_flower()
-    from fedveil.cli.deploying import run_deployed
+    from fedveil.deploy.coordinator import Terms
 
     if resume == "":
-        raise ConfigError("--resume", None, "takes the folder of the run to go on with")
-    run_deployed(file, settings or [], federation, (quorum, timeout, wait, test), out=out, resume=resume, json=json)
+        raise ConfigError("--resume", None, "takes the folder of the run to resume")
+    if resume is not None and (file is not None or settings or out is not None):
+        raise ConfigError("--resume", resume, "uses the config and folder of the run: leave out FILE, -s and --out")
+    terms = Terms(quorum, timeout, wait, test)
+    result = _run(Path(federation), (file, settings or []), terms, out, resume)
+    if json:
+        from fedveil.cli import show
+
+        show.print_json(result)
+    else:
+        _show_result(result)
+
+
+def _run(
+    folder: Path, config_of: tuple[str | None, list[str]], terms: Terms, out: str | None, resume: str | None
+) -> dict[str, Any]:
+    """Starts a run, or resumes one, and shows a progress bar until it ends."""
+    from fedveil.cli import show
+    from fedveil.config import load
+    from fedveil.deploy import files, follow
+    from fedveil.runs import RunFolder
+
+    federation = files.read_federation(folder)
+    if resume is not None:
+        config, run_folder = None, RunFolder.open(Path(resume))
+        rounds = load(run_folder.config).train.rounds
+    else:
+        config = follow.checked(federation, load(*config_of), test=terms.test)
+        run_folder, rounds = follow.new_folder(out, config), config.train.rounds
+    with show.Bar(rounds or 1) as bar:
+        return follow.run(federation, config, run_folder, terms, show.note, bar)
+
+
+def _show_result(result: dict[str, Any]) -> None:
+    from fedveil.cli import show
+
+    rows = [(key, value) for key, value in result.items() if key != "ledger" and value is not None]
+    show.print_table("Deployed run", ("what", "result"), rows)
+    if result["test"]:
+        show.note("test mode: all noise follows from the seed, so nothing is protected")
+    for row in result["ledger"]:
+        if row["certified"] and row["tap"] in ("server", "release"):
+            show.note(
+                f"{row['tap']}, one {row['unit']}: ε = {row['epsilon']:.4g}, δ = {row['delta']:g}, {row['adjacency']}"
+            )
+
+
+# --- status
 
 
 @deploy_app.command("status")
@@ -157,12 +236,44 @@ def status(
     ] = "federation",
     json: JsonOption = False,
 ) -> None:
-    """Show the server's nodes and runs; or a node's own privacy account."""
-    from fedveil.cli.deploying import run_status
+    """Show the nodes and runs of a federation, or the privacy ledger of a node."""
+    from fedveil.cli import show
+    from fedveil.deploy import files, limits
+    from fedveil.deploy import status as statuses
 
-    run_status(Path(folder), json)
+    path = Path(folder)
+    of_node = (path / limits.FILE).is_file()
+    found = statuses.of_node(path) if of_node else statuses.of_federation(files.read_federation(path))
+    if json:
+        show.print_json(found)
+    elif of_node:
+        _show_node(found)
+    else:
+        _show_federation(found)
 
 
-def _print(*argument_lists: list[str]) -> None:
-    for arguments in argument_lists:
-        print(shlex.join(arguments))
+def _show_node(found: dict[str, Any]) -> None:
+    from fedveil.cli import show
+
+    columns = ("tap", "unit", "adjacency", "epsilon", "delta", "reason")
+    rows = [tuple(row[column] for column in columns) for row in found["accounts"]]
+    show.print_table(f"Client {found['client']}: {found['rounds']} rounds of {found['runs']} runs", columns, rows)
+    show.note(f"budget: {found['budget'] or 'none'}")
+
+
+def _show_federation(found: dict[str, Any]) -> None:
+    from fedveil.cli import show
+
+    rows = [(node["client"], node["node"], node["status"], _spent(node.get("account"))) for node in found["nodes"]]
+    title = f"{found['address']}: {'up' if found['up'] else 'down'}"
+    show.print_table(title, ("client", "node", "status", "ledger (if on this machine)"), rows)
+    show.print_table("Runs", ("run", "status"), [(run["run"], run["status"]) for run in found["runs"]])
+
+
+def _spent(account: dict[str, Any] | None) -> str:
+    if account is None:
+        return ""
+    if "error" in account:
+        return str(account["error"])
+    known = [f"one {a['unit']}: ε = {a['epsilon']:.4g}" for a in account["accounts"] if a["epsilon"] is not None]
+    return f"{account['rounds']} rounds; " + (", ".join(known) or "no certificate")

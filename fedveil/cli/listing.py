@@ -35,13 +35,15 @@ def _defenses() -> list[Entry]:
 
 
 def _attacks() -> list[Entry]:
-    from fedveil.attacks.catalog import ATTACKS
+    from fedveil.attacks.base import keys
+    from fedveil.attacks.registry import attack_kind, attack_names
 
-    return [{"name": i.name, "summary": i.summary, "keys": list(i.keys)} for i in ATTACKS.values()]
+    kinds = [attack_kind(name) for name in attack_names()]
+    return [{"name": kind.name, "summary": kind.summary, "keys": list(keys(kind))} for kind in kinds]
 
 
 def _inits() -> list[Entry]:
-    from fedveil.attacks.catalog import INITS
+    from fedveil.attacks.reconstruction.matching import INITS
 
     return [{"name": name, "summary": summary, "keys": []} for name, summary in INITS.items()]
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedveil import __version__, compilation
+from fedveil import __version__
 from fedveil.cli import deploy
 from fedveil.cli.options import FileArgument, JsonOption, SetOption
-from fedveil.core.errors import FedveilError, Interrupted, did_you_mean, printable, show
+from fedveil.compilation import use_cache
+from fedveil.core.errors import ConfigError, FedveilError, Interrupted, did_you_mean, printable, show
 
 HELP = "Federated learning under differential privacy: train it, attack it, account for it."
 app = typer.Typer(name="fedveil", help=HELP, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -22,7 +24,7 @@ app.add_typer(deploy.deploy_app, name="deploy")
 KINDS = ("datasets", "models", "partitions", "defenses", "attacks", "inits", "taps")
 
 OutOption = Annotated[str | None, typer.Option("--out", help="Run folder to make (default: runs/NAME-TIME).")]
-ResumeOption = Annotated[str | None, typer.Option("--resume", help="Go on with the run in this folder.")]
+ResumeOption = Annotated[str | None, typer.Option("--resume", help="Resume the run in this folder.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -50,9 +52,38 @@ def train(
     json: JsonOption = False,
 ) -> None:
     """Train a federation and write its run folder."""
-    from fedveil.cli.train import run_train
+    from fedveil.cli import show
+    from fedveil.config import load
+    from fedveil.federation import federation
+    from fedveil.runs import RunFolder, default_path, newest_unfinished
+    from fedveil.training import reopen
+    from fedveil.training import train as run_rounds
 
-    run_train(file, settings or [], out, resume, json)
+    if out == "":
+        raise ConfigError("--out", out, "takes the folder of a run: leave it out for one below runs/")
+    if resume is not None:
+        if file is not None or settings:
+            raise ConfigError("--resume", resume or None, "takes the run's own config: leave out FILE and -s")
+        run = RunFolder.open(Path(resume or out or newest_unfinished()))
+        if run.read_info().get("own_model"):
+            takes = "was trained with a model of its own: go on with it from Python, fedveil.train(..., resume=True)"
+            raise ConfigError("--resume", str(run.path), takes)
+        ready = reopen(run)
+    else:
+        ready = federation(load(file, settings))
+        names = "+".join(d.name for d in ready.config.defense)
+        run = RunFolder.create(Path(out) if out else default_path(f"{ready.config.data.name}-{names}"))
+    try:
+        with show.Bar(ready.rounds) as bar:
+            result = run_rounds(ready, run, bar)
+    except KeyboardInterrupt:  # a second Ctrl-C: what the last checkpoint holds is kept
+        if not run.config.exists():
+            raise
+        raise Interrupted(f"interrupted; {run.how_to_go_on}") from None
+    if json:
+        show.print_json(result.as_dict())
+    else:
+        show.print_training(ready, result)
 
 
 @app.command("demo")
@@ -73,7 +104,9 @@ def ledger(
         typer.Argument(metavar="[FILE.toml | RUN]", help="Config file, or a run folder.", show_default=False),
     ] = None,
     settings: SetOption = None,
-    rounds: Annotated[str | None, typer.Option("--rounds", help="After so many rounds; several as 10,60,100.")] = None,
+    rounds: Annotated[
+        str | None, typer.Option("--rounds", help="After this many rounds; several as 10,60,100.")
+    ] = None,
     delta: DeltaOption = None,
     accountant: Annotated[str | None, typer.Option("--accountant", help="Only this one: paper, pld or rdp.")] = None,
     curves: Annotated[
@@ -102,7 +135,8 @@ def calibrate(
     """Find the noise that an ε takes; or with --noise the rounds that it affords."""
     from fedveil.cli.ledger import run_calibrate
 
-    run_calibrate(file, settings or [], epsilon, delta, tap, unit, adjacency, noise, json)
+    goal = {"epsilon": epsilon, "delta": delta, "tap": tap, "unit": unit, "adjacency": adjacency, "noise": noise}
+    run_calibrate(file, settings or [], goal, json)
 
 
 @app.command("attack")
@@ -150,12 +184,14 @@ def audit(
     json: JsonOption = False,
 ) -> None:
     """Test the noise that training draws, and attack it with canaries: lower bounds on ε beside the certified ones."""
+    from fedveil.audit.run import METHODS
     from fedveil.cli.audit import run_audit
 
-    run_audit(
-        file, settings or [], tap=tap, unit=unit, method=method, trials=trials, canaries=canaries, seeds=seeds,
-        confidence=confidence, delta=delta, rounds=rounds, steps=steps, json=json,
-    )  # fmt: skip
+    options = {
+        "tap": tap, "unit": unit, "methods": (method,) if method else METHODS, "trials": trials, "canaries": canaries,
+        "seeds": seeds, "confidence": confidence, "delta": delta, "rounds": rounds, "steps": steps,
+    }  # fmt: skip
+    run_audit(file, settings or [], options, json)
 
 
 @app.command("list")
@@ -171,18 +207,23 @@ def list_names(
 @app.command("reproduce")
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(help="PAPER/table-N, PAPER/fig-N, a paper, or all; without it, the list.")
+        str | None,
+        typer.Argument(help="PAPER/table-N, PAPER/fig-N, a paper, or all. Without a name: list all recipes."),
     ] = None,
-    full: Annotated[bool, typer.Option("--full/--quick", help="The paper's size, or one for two cores.")] = False,
-    cells: Annotated[str | None, typer.Option("--cells", help="Folder of measured cells, to go on with.")] = None,
+    full: Annotated[
+        bool, typer.Option("--full/--quick", help="The paper's size, or a small one for two cores.")
+    ] = False,
+    cells: Annotated[
+        str | None, typer.Option("--cells", help="Folder of results: measured cells are reused, new ones added.")
+    ] = None,
     minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.0, help="Begin no new cell after so many minutes.")
+        float | None, typer.Option("--minutes", min=0.0, help="Minutes after which no new cell is started.")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Cells measured at a time.")] = 1,
-    out: Annotated[str | None, typer.Option("--out", help="Folder for the figures, as SVG.")] = None,
+    workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Number of cells measured in parallel.")] = 1,
+    out: Annotated[str | None, typer.Option("--out", help="Folder for the figures as SVG.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure a table or figure of the papers, and set it beside what was published."""
+    """Measure a table or figure of a paper and compare it with the published values."""
     from fedveil.cli.reproduce import run_reproduce
 
     run_reproduce(name, full, cells, minutes, workers, out, json)
@@ -193,27 +234,31 @@ def lab(
     file: FileArgument = None,
     settings: SetOption = None,
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; not loopback: needs --token.")
+        str, typer.Option("--host", help="Address to listen on. Other than loopback, it requires --token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port (0: any that is free).")] = 8765,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port (0: any free port).")] = 8765,
     token: Annotated[
-        str | None, typer.Option("--token", help="Secret that visitors show, or 'auto' (or FEDVEIL_LAB_TOKEN).")
+        str | None,
+        typer.Option("--token", help="Secret for visitors, or 'auto' for a random one (or FEDVEIL_LAB_TOKEN)."),
     ] = None,
-    folder: Annotated[str, typer.Option("--folder", help="The lab's own files: uploads, picked pictures.")] = "lab",
-    runs: Annotated[str, typer.Option("--runs", help="Folder of the runs to browse and to train into.")] = "runs",
-    workers: Annotated[int, typer.Option("--workers", min=1, max=16, help="Jobs at a time.")] = 1,
-    minutes: Annotated[float, typer.Option("--minutes", min=0.1, max=10_000, help="Time limit of a job.")] = 30.0,
-    memory: Annotated[float, typer.Option("--memory", min=0.5, max=10_000, help="Memory limit of a worker, GB.")] = 6.0,
-    browser: Annotated[bool, typer.Option("--open", help="Open it in the web browser.")] = False,
+    folder: Annotated[
+        str, typer.Option("--folder", help="Folder for the lab's own files: uploads, chosen pictures.")
+    ] = "lab",
+    runs: Annotated[str, typer.Option("--runs", help="Folder of runs, both to browse and for new trainings.")] = "runs",
+    workers: Annotated[int, typer.Option("--workers", min=1, max=16, help="Number of jobs in parallel.")] = 1,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.1, max=10_000, help="Time limit of a job, in minutes.")
+    ] = 30.0,
+    memory: Annotated[
+        float, typer.Option("--memory", min=0.5, max=10_000, help="Memory limit of a worker, in GB.")
+    ] = 6.0,
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in the web browser.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Serve a local web page: watch leaks live, weigh noise against accuracy, browse runs."""
-    from fedveil.cli.lab import run_lab
+    """Serve a local web page: watch attacks live, compare noise with accuracy, browse runs."""
+    from fedveil.cli.lab import Lab, run_lab
 
-    run_lab(
-        file, settings or [], host=host, port=port, token=token, folder=folder, runs=runs, workers=workers,
-        minutes=minutes, memory=memory, browser=browser, json=json,
-    )  # fmt: skip
+    run_lab(Lab(file, settings or [], host, port, token, folder, runs, workers, minutes, memory, browser), json)
 
 
 @app.command("report")
@@ -292,11 +337,11 @@ def data_check(
 def _optional_resume(arguments: list[str]) -> list[str]:
     """`--resume` may stand alone: then it means the run in --out, or the newest unfinished one below runs/."""
     arguments = list(arguments)
-    for place, argument in enumerate(arguments):
+    for index, argument in enumerate(arguments):
         if argument == "--resume":
-            following = arguments[place + 1] if place + 1 < len(arguments) else "-"
+            following = arguments[index + 1] if index + 1 < len(arguments) else "-"
             if following.startswith("-"):
-                arguments[place] = "--resume="
+                arguments[index] = "--resume="
     return arguments
 
 
@@ -353,7 +398,7 @@ def _commands() -> list[str]:
 
 def entry() -> None:
     """The console script."""
-    compilation.use_cache()
+    use_cache()
     code = main()
     if code == INTERRUPTED:
         # Leaving in the usual way would wait for what the device still computes, or crash in the midst of a compilation.

@@ -1,4 +1,4 @@
-"""`fedveil reproduce`: the papers' tables and figures, measured and set beside what was published."""
+"""`fedveil reproduce`: measures the papers' tables and figures and compares them with the published values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedveil.recipes.table import HEADER, cells_of, chart, entries
 def run_reproduce(
     name: str | None, full: bool, cells: str | None, minutes: float | None, workers: int, out: str | None, json: bool
 ) -> None:
-    """Lists the recipes, or runs one, a paper's, or all."""
+    """Lists the recipes, or runs one, those of a paper, or all."""
     if name is None:
         _list(json)
         return
@@ -27,7 +27,9 @@ def run_reproduce(
     chosen = choose(name)
     cache = Cache(Path(cells) if cells else default_folder())
     with _Bar() as bar:
-        done = run(chosen, size, cache, seconds=None if minutes is None else minutes * 60, workers=workers, tell=bar)
+        progress = run(
+            chosen, size, cache, seconds=None if minutes is None else 60 * minutes, workers=workers, tell=bar
+        )
     if out is not None:
         _draw(chosen, size, cache, Path(out))
     if json:
@@ -35,7 +37,7 @@ def run_reproduce(
     else:
         for recipe in chosen:
             _print(recipe, size, cache)
-    _end(done)
+    _report(progress)
 
 
 def _list(json: bool) -> None:
@@ -64,7 +66,7 @@ def _print(recipe: Recipe, size: Size, cache: Cache) -> None:
     for claim in claims_of(recipe.name):
         print(f"  The paper says: {claim}")
     if recipe.why:
-        print(f"  Why they differ: {recipe.why}")
+        print(f"  Why the values differ: {recipe.why}")
     if not size.full:
         print(f"  Quick size: {recipe.quick}")
 
@@ -79,7 +81,7 @@ def _draw(chosen: list[Recipe], size: Size, cache: Cache, folder: Path) -> None:
 
 
 class _Bar:
-    """Cells done and time left, on a terminal's stderr; a line per cell elsewhere."""
+    """Progress on stderr: one line that is updated on a terminal, a line per job elsewhere."""
 
     def __enter__(self) -> _Bar:
         self.live = sys.stderr.isatty()
@@ -87,22 +89,20 @@ class _Bar:
 
     def __call__(self, progress: Progress) -> None:
         left = "" if progress.left is None else f", about {progress.left / 60:.0f} min left"
-        text = f"{progress.done} of {progress.total} cells ({progress.cached} known){left}: {progress.now}"
-        print(
-            ("\r" + text[:150].ljust(150)) if self.live else text,
-            end="" if self.live else "\n",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"{progress.done} of {progress.total} cells ({progress.cached} from the cache){left}: {progress.now}"
+        if self.live:
+            print("\r" + text[:150].ljust(150), end="", file=sys.stderr, flush=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
 
     def __exit__(self, *_: object) -> None:
         if self.live:
             print(file=sys.stderr)
 
 
-def _end(done: Progress) -> None:
-    """Exit 1 where cells failed; what is left is said."""
-    if done.done < done.total:
-        show.note(f"{done.total - done.done} cells are left: run the same command again to go on")
-    if done.failed:
-        raise RunError(f"{len(done.failed)} cells failed; the first: {next(iter(done.failed.values()))}")
+def _report(progress: Progress) -> None:
+    """Says how many cells are left; raises `RunError` if cells failed."""
+    if progress.done < progress.total:
+        show.note(f"{progress.total - progress.done} cells are left: run the same command again to resume")
+    if progress.failed:
+        raise RunError(f"{len(progress.failed)} cells failed; the first: {next(iter(progress.failed.values()))}")

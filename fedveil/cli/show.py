@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
-from fedveil.core.jsontext import to_json
+from fedveil.core.errors import ConfigError
+from fedveil.core.system import to_json
+from fedveil.core.taps import ACCOUNTED_TAPS, UNITS
+
+if TYPE_CHECKING:
+    from fedveil.accounting.ledger import Row
+    from fedveil.federation import Federation
+    from fedveil.training import Result
 
 
 def print_json(value: object) -> None:
@@ -53,3 +72,85 @@ class Counter:
 
 def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def as_options(*keys: str) -> Iterator[None]:
+    """Within it, an error about one of these arguments names the option of the command line: `--delta` for `delta`."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.key in keys:
+            raise ConfigError(f"--{error.key}", error.got, error.takes) from None
+        raise
+
+
+# --- training
+
+
+class Bar:
+    """Progress over rounds on stderr; silent where stderr is not a terminal."""
+
+    def __init__(self, rounds: int):
+        columns = (
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[scores]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self.bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+        self.task: TaskID = self.bar.add_task("rounds", total=rounds, scores="compiling")
+
+    def __enter__(self) -> Bar:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        self.bar.update(self.task, completed=row["round"] + 1)
+        if "accuracy" in row:
+            self.bar.update(self.task, scores=f"accuracy {row['accuracy']:.4f}  loss {row['loss']:.4f}")
+
+
+def print_training(federation: Federation, result: Result) -> None:
+    """The result of a training as a table."""
+    config = federation.config
+    rows = [
+        ("dataset", f"{config.data.name}, {config.data.partition}, {config.data.clients} clients"),
+        ("model", f"{config.model.name}, {config.train.optimizer}, learning rate {config.train.lr}"),
+        ("defence", ", ".join(d.name for d in config.defense)),
+        (f"accuracy ({result.split})", result.accuracy),
+        ("loss", result.loss),
+        ("rounds", f"{result.rounds} with {config.train.per_round} clients each"),
+        *([("stopped by", result.stopped)] if result.stopped else []),
+        ("seconds", f"{result.seconds:.2f} (and {result.compile_seconds:.2f} to compile)"),
+        ("privacy", _privacy(result.ledger)),
+        ("run", str(result.run)),
+    ]
+    print_table("Training", ("what", "result"), rows)
+    if federation.dataset.note:
+        note(f"note: {federation.dataset.note}")
+
+
+def _privacy(rows: Sequence[Row]) -> str:
+    """The certificates in one line per unit, at the tap that shows least; or that there are none."""
+    from fedveil.accounting.ledger import SEEDED
+
+    lines = []
+    for unit in UNITS:
+        best = [row for row in rows if row.unit == unit and row.certified and row.tap == "release"]
+        for row in best[:1]:
+            lines.append(f"one {unit}: ε = {row.epsilon:.4g}, δ = {row.delta:g}, {row.adjacency}, tap {row.tap}")
+    closed = {row.tap for row in rows if row.certified}
+    still_open = [tap for tap in ACCOUNTED_TAPS if tap not in closed]
+    if not closed:
+        seeded = any(SEEDED in row.reason for row in rows)
+        return "nothing is certified at any tap" + (f": {SEEDED.partition(': ')[2]}" if seeded else "")
+    return "; ".join(lines) + (f"; nothing certified at: {', '.join(still_open)}" if still_open else "")

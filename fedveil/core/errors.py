@@ -41,7 +41,7 @@ class ConfigError(FedveilError):
     exit_code = 2
 
     def __init__(self, key: str, got: object, takes: str):
-        self.key, self.takes = key, takes
+        self.key, self.got, self.takes = key, got, takes
         super().__init__(f"{key}: got {show(got)}; {takes}")
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedveil.core.lazy import Lazy
+from fedveil.core.system import Lazy
 
 if TYPE_CHECKING:
     import jax

@@ -1,4 +1,4 @@
-"""Where in the run a stage is called, and what a filter at a stage may do to a guarantee."""
+"""The point of a run at which a stage is called, and what a filter at a stage may do to a guarantee."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class StageContext:
 
     setting: Setting
     key: jax.Array  # already narrowed to this stage at this round, client and step
-    shared: jax.Array  # the same for all clients of the round, not narrowed: fold a number of your own into it
+    shared: jax.Array  # the same for all clients of the round, not narrowed: fold in another number before use
     round: jax.Array | int
     lr: jax.Array | float
     divisor: jax.Array | float = 1.0  # what the sum at this stage is divided by afterwards
-    open: bool = False  # whether the tap `example` is open: every example then needs noise of its own
+    open: bool = False  # whether the tap `example` is open: every example then needs separate noise

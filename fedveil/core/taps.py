@@ -1,4 +1,4 @@
-"""Words that all parts share: taps, units of protection, neighbouring relations. Each is defined here once.
+"""Taps, units of protection and neighbouring relations: each is defined here, once.
 
 The papers' leakage types 0, 1 and 2 are the taps `server`, `client` and `example`.
 """
@@ -13,11 +13,11 @@ TAPS: dict[str, str] = {
     "broadcast": "the model that a client receives",
     "release": "the final or published model",
 }
-# The taps that have an account, in the order of a table. What the tap `batch` shows has no account of its own.
-ACCOUNTED_TAPS = tuple(tap for tap in TAPS if tap != "batch")
+# The taps that have an account, in the order of a table. The tap `batch` has none.
+ACCOUNTED_TAPS = ("example", "client", "server", "broadcast", "release")
 
-# What one tap shows reaches the next one processed further, so along this chain an account can only fall. What a client
-# receives is made from the model that is released.
+# What each tap shows is post-processing of what the tap before it shows, so ε never grows along this chain. What a client
+# receives is made from the released model.
 CHAIN = ("example", "client", "server", "release", "broadcast")
 
 # One record at one client; one distinct example with all its copies; all records of one client.

@@ -1,8 +1,8 @@
-"""pydantic's complaints as our one line: key, value, what it takes."""
+"""The base of every config section, and pydantic's errors as one line: key, value, what it takes."""
 
 from __future__ import annotations
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedveil.core.errors import ConfigError
 
@@ -30,8 +30,14 @@ _TYPES = {
 }
 
 
+class Section(BaseModel):
+    """A section of the config. Unknown keys and values of another type are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
 def one_line(error: ValidationError, prefix: str = "") -> ConfigError:
-    """The first complaint. Parts of its place that only name a union's branch are left out."""
+    """The first error as a `ConfigError`. Path components that only name a branch of a union are left out."""
     first = error.errors()[0]
     parts = [str(p) for p in first["loc"] if not str(p).startswith(("function", "int", "literal", "constrained"))]
     key = ".".join([prefix, *parts] if prefix else parts)

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.core.errors import DataError, FedveilError
-from fedveil.data.dataset import Dataset, Part, check_arrays
-from fedveil.data.split import Raw, split_dataset
+from fedveil.data.dataset import Dataset, Part, Raw, check_arrays, split_dataset
 
 
 def from_arrays(

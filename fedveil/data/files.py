@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedveil.core.errors import DataError
-from fedveil.core.folders import user_cache
+from fedveil.core.system import user_cache
 from fedveil.data.info import DatasetInfo, FileInfo
 from fedveil.data.sources import reason
 

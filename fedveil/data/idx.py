@@ -7,9 +7,8 @@ import struct
 import numpy as np
 
 from fedveil.core.errors import DataError
-from fedveil.data.dataset import Part
+from fedveil.data.dataset import Part, Raw
 from fedveil.data.info import FileInfo, LoadRequest
-from fedveil.data.split import Raw
 
 _UNSIGNED_BYTE = 8
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from fedveil.data.split import Raw
+    from fedveil.data.dataset import Raw
 
 
 @dataclass(frozen=True)

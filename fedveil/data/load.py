@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from fedveil.data import files
-from fedveil.data.dataset import Dataset
+from fedveil.data.dataset import Dataset, split_dataset
 from fedveil.data.info import LoadRequest
 from fedveil.data.registry import dataset_named
-from fedveil.data.split import split_dataset
 
 
 def load(

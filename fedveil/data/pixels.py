@@ -13,11 +13,6 @@ def to_bytes(values: np.ndarray) -> np.ndarray:
     return (np.nan_to_num(np.clip(values, 0.0, 1.0)) * 255).round().astype(np.uint8)
 
 
-def scale_of(stored: np.ndarray) -> float:
-    """The factor from stored values to a model's scale: 1/255 for bytes, 1 for other numbers."""
-    return 1.0 / 255.0 if stored.dtype == np.uint8 else 1.0
-
-
 def png_uri(values: np.ndarray, *, small: bool = False) -> str:
     """A data URI with a PNG of an array [height, width, channels] of bytes or of values in [0, 1].
 

@@ -20,7 +20,7 @@ from functools import cache
 
 import numpy as np
 
-from fedveil.core.folders import user_cache
+from fedveil.core.system import user_cache
 from fedveil.data.dataset import Dataset, Part
 
 SCALES, ANGLES = 2, 8

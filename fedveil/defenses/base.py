@@ -14,7 +14,7 @@ The stages, in the order in which a round passes them:
 | `finish` | server | the new global model |
 
 A stage that no defence fills in does not exist in the compiled round. A defence clips and adds noise by mechanisms
-(`mechanisms/`) and says where they stand in the round (`mechanisms`): the ledger reads that and nothing else. Of every
+(`mechanisms/`) and says where in the round they are (`mechanisms`): the ledger reads only that. Of every
 other filter it says what it may do to a guarantee (`effect`); a filter that says nothing counts as one that reads private
 data, which ends every certificate from its stage on.
 
@@ -28,12 +28,12 @@ import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from fedveil.core.events import Claim, Release
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect, StageContext
-from fedveil.mechanisms.mechanism import Placed
+from fedveil.mechanisms.mechanism import Placed, Schedule, Shape
 
 if TYPE_CHECKING:
     import jax
@@ -133,7 +133,7 @@ class Defense:
     delta: float | None = None  # the δ of its account; None where it names none
 
     def mechanisms(self, setting: Setting) -> list[Placed]:
-        """Its mechanisms and where they stand. Taps that no mechanism stands before are open."""
+        """Its mechanisms, placed in the round. A tap without a mechanism before it is open."""
         return []
 
     def events(self, setting: Setting) -> list[Release]:
@@ -206,7 +206,7 @@ class Defense:
         raise NotImplementedError
 
     def example_sum(self, each: Tree, mask: jax.Array, at: StageContext) -> Tree:
-        """The sum of the filtered gradients where nobody sees them one by one: may draw once, of the same law."""
+        """The sum of the filtered gradients, where no tap shows single ones: may draw once, from the same distribution."""
         import jax
 
         shown, rest = self.example(each, mask, at)
@@ -218,7 +218,7 @@ class Defense:
         return None
 
     def example_on_sum(self, total: Tree, at: StageContext) -> Tree:
-        """The fused stage `example` after the clip: of the same law on the sum as `example`."""
+        """The fused stage `example` after the clip: the same distribution on the sum as `example`."""
         return total
 
     def batch(self, total: Tree, at: StageContext) -> Tree:
@@ -244,3 +244,40 @@ class Defense:
 def filters(defenses: Sequence[Defense], stage: str) -> list[Callable[..., Any]]:
     """The functions that fill in a stage, in the order of the defences; empty where nobody does."""
     return [getattr(d, stage) for d in defenses if d.fills(stage)]
+
+
+class Scheduled(Defense):
+    """A defence whose clip bound and noise multiplier may follow a schedule over the rounds.
+
+    Its keys are `clip`, `clip_end`, `noise`, `noise_end` and `schedule`.
+    """
+
+    clip: float
+    clip_end: float | None
+    noise: float
+    noise_end: float | None
+    schedule: Shape
+
+    def bound(self, setting: Setting) -> Schedule:
+        """C by round."""
+        return Schedule(self.clip, self.clip_end, self.schedule, setting.rounds)
+
+    def multiplier(self, setting: Setting) -> Schedule:
+        """σ by round."""
+        return Schedule(self.noise, self.noise_end, self.schedule, setting.rounds)
+
+    def dial(self, unit: str) -> Dial:
+        return Dial("noise", self.noise)
+
+    def turned(self, dial: Dial, value: float) -> Self:
+        end = None if self.noise_end is None else self.noise_end * value / (self.noise or 1.0)
+        return dataclasses.replace(self, noise=value, noise_end=end)  # type: ignore[type-var]
+
+    def silenced(self) -> Self:
+        return dataclasses.replace(self, noise=0.0, noise_end=None)  # type: ignore[type-var]
+
+    def clip_bounds(self) -> tuple[float, ...]:
+        return (self.clip,) if self.clip_end is None else (self.clip, self.clip_end)
+
+    def noise_levels(self) -> tuple[float, ...]:
+        return (self.noise,) if self.noise_end is None else (self.noise, self.noise_end)

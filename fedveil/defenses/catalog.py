@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
+from fedveil.core.plugins import Registry
 from fedveil.core.validation import one_line
 from fedveil.defenses.base import Defense
 from fedveil.defenses.dgc import DGC
@@ -24,16 +25,12 @@ from fedveil.defenses.prune import Prune
 from fedveil.defenses.squeeze import Squeeze
 from fedveil.defenses.two_dp import TwoDP
 
-DEFENSES: dict[str, type[Defense]] = {
-    kind.name: kind
-    for kind in (NoDefense, FedSDP, FedCDP, TwoDP, NbAFL, DPFL, LIP, DSSGD, Prune, DGC, GradientNoise, Squeeze)
-}
-
 
 def register_defense(kind: type[Defense]) -> type[Defense]:
     """Makes a defence known by its name, so that a config may use it; also as a decorator of the class.
 
-    The class is a frozen dataclass whose fields are its keys. Registering a class again under its name replaces it.
+    The class is a frozen dataclass below `fedveil.defenses.base.Defense`. Its fields are its keys in `[defense]`.
+    Registering a class again under its name replaces the earlier one.
     """
     if not (isinstance(kind, type) and issubclass(kind, Defense) and dataclasses.is_dataclass(kind) and kind.name):
         takes = "takes a dataclass below fedveil.defenses.base.Defense with a name"
@@ -43,13 +40,25 @@ def register_defense(kind: type[Defense]) -> type[Defense]:
     return kind
 
 
+DEFENSES: Registry[type[Defense]] = Registry(
+    "fedveil.defenses",
+    register_defense,
+    {
+        kind.name: kind
+        for kind in (NoDefense, FedSDP, FedCDP, TwoDP, NbAFL, DPFL, LIP, DSSGD, Prune, DGC, GradientNoise, Squeeze)
+    },
+)
+
+
 def keys(kind: type[Defense]) -> tuple[str, ...]:
     """The keys of `[defense]` that a defence reads: its dataclass fields."""
     return tuple(field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
 
 
 def make(defense: object, where: str) -> Defense:
-    """One defence from its table of keys; `where` names the table in errors."""
+    """One defence from its table of keys, or a defence object as it is; `where` names the table in errors."""
+    if isinstance(defense, Defense):
+        return _checked_object(defense, where)
     if not isinstance(defense, dict):
         raise ConfigError(where, defense, "is a table of keys: write [[defense]] with a name below it")
     name = defense.get("name")
@@ -63,10 +72,18 @@ def make(defense: object, where: str) -> Defense:
         if key not in keys(kind):
             raise ConfigError(f"{where}.{key}", value, "unknown key; " + did_you_mean(key, ("name", *keys(kind))))
     try:
-        checked = _schema(name).model_validate(given)
+        checked = _schema(name)(**given)
     except ValidationError as error:
         raise one_line(error, prefix=where) from None
     return kind(**{key: getattr(checked, key) for key in keys(kind)})
+
+
+def _checked_object(defense: Defense, where: str) -> Defense:
+    """A defence that the caller made. It must have a name and fields, and must be hashable: programs are kept by it."""
+    if not (dataclasses.is_dataclass(defense) and defense.name and type(defense).__hash__ is not None):
+        takes = "takes an object of a frozen dataclass below fedveil.defenses.base.Defense with a name"
+        raise ConfigError(where, defense, takes)
+    return defense
 
 
 @cache
@@ -79,14 +96,19 @@ def _schema(name: str) -> type[BaseModel]:
     return create_model(kind.__name__, __config__=strict, **fields)
 
 
-def make_all(defenses: list[Any]) -> tuple[Defense, ...]:
-    """All defences of a config in order; combinations that make no sense are refused with the reason."""
+def make_all(defenses: object) -> tuple[Defense, ...]:
+    """All defences of a config in order: from a table or an object, or a list of them. Combinations that make no sense
+    are refused with the reason."""
+    if isinstance(defenses, dict | Defense):
+        defenses = [defenses]
+    if not isinstance(defenses, list | tuple):
+        raise ConfigError("defense", defenses, "takes a list")
     if not defenses:
         raise ConfigError(
             "defense", defenses, 'is an empty list: leave it out, or name a defence ("none" for no privacy)'
         )
     alone = len(defenses) == 1
-    made = tuple(make(d, "defense" if alone else f"defense.{place}") for place, d in enumerate(defenses))
+    made = tuple(make(d, "defense" if alone else f"defense.{index}") for index, d in enumerate(defenses))
     names = [d.name for d in made]
     if "none" in names and not alone:
         raise ConfigError("defense", names, "'none' fills in nothing: leave it out of a combination")
@@ -101,6 +123,6 @@ def make_all(defenses: list[Any]) -> tuple[Defense, ...]:
 
 
 def resolved(defense: Defense) -> dict[str, Any]:
-    """A defence as its table, every key filled in that has a value."""
+    """A defence as its table in a config: its name and every key that has a value."""
     filled = {key: value for key, value in dataclasses.asdict(defense).items() if value is not None}  # type: ignore[call-overload]
     return {"name": defense.name, **filled}

@@ -29,8 +29,7 @@ from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect, StageContext
 from fedveil.defenses.base import Defense, DefenseContext, Dial, Refusal
-from fedveil.mechanisms.mechanism import Clip, LayerLaplace, Placed
-from fedveil.mechanisms.schedule import Schedule
+from fedveil.mechanisms.mechanism import Clip, LayerLaplace, Placed, Schedule
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,7 +1,7 @@
 """Fed-CDP: per-example differential privacy at every local step (fed-cdp, Algorithm 2), and Fed-CDP(decay).
 
-Each example's gradient is clipped layer by layer to C (lines 8 to 12); Gaussian noise is added (line 14) at one of three
-places. B is the batch size, Kt the clients per round; all noise below is on the *sum* over a client's batch:
+Each example's gradient is clipped layer by layer to C (lines 8 to 12); Gaussian noise is added (line 14) in one of three
+ways. B is the batch size, Kt the clients per round; all noise below is on the *sum* over a client's batch:
 
 | placement | noise on the batch sum | on the batch mean | closes |
 |---|---|---|---|
@@ -29,10 +29,8 @@ from pydantic import Field
 from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect, StageContext
-from fedveil.defenses.base import Refusal
-from fedveil.defenses.scheduled import Scheduled
-from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed
-from fedveil.mechanisms.schedule import Shape
+from fedveil.defenses.base import Refusal, Scheduled
+from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed, Shape
 
 if TYPE_CHECKING:
     import jax

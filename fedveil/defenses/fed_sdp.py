@@ -1,7 +1,7 @@
 """Fed-SDP: per-client differential privacy (fed-cdp, Algorithm 1).
 
 Each client trains as usual and clips its update layer by layer to C (lines 9 to 11). Gaussian noise of scale σ·C is added
-at one of three places:
+in one of three ways:
 
 - `client`: by each client to its own update, before it leaves. Mean noise σC/√Kt.
 - `server-each`: by the server, one draw for each update (line 13 as printed). Mean noise σC/√Kt.
@@ -25,9 +25,8 @@ from pydantic import Field
 from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect, StageContext
-from fedveil.defenses.scheduled import Scheduled
-from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed
-from fedveil.mechanisms.schedule import Shape
+from fedveil.defenses.base import Scheduled
+from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed, Shape
 
 Positive = Annotated[float, Field(gt=0)]
 Tree = Any

@@ -9,9 +9,9 @@ Independent noise ξ on every coordinate, Gaussian with standard deviation `scal
 | `batch` | the mean gradient of every local step | scale | `batch`, `client`, `server`, and what follows |
 | `upload` | the message, once per round | – | `server` and what follows; `client` sees it clean |
 
-Where nobody sees examples one by one, Gaussian noise on b of them is drawn once with √b times the deviation, which is
-the same law. A sum of Laplace draws is not a Laplace draw, so there every example gets its own. The noise goes into
-local training, as it does in the paper, and is not held back from the model.
+Where no tap shows single examples, Gaussian noise on b of them is drawn once with √b times the standard deviation, which
+is the same distribution. A sum of Laplace draws is not a Laplace draw, so every example gets its own draw. As in the
+paper, the noise also enters local training.
 
 It has no certificate and declares no privacy events: gradients are not clipped, so no scale is large against all of
 them. For noise with an account use `fed-cdp` or `fed-sdp`.

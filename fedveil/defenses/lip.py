@@ -22,8 +22,7 @@ from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect, StageContext
 from fedveil.defenses.base import Defense, DefenseContext
-from fedveil.mechanisms.mechanism import Clip, LayerLaplace, Placed
-from fedveil.mechanisms.schedule import Schedule
+from fedveil.mechanisms.mechanism import Clip, LayerLaplace, Placed, Schedule
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """NbAFL: noising before model aggregation (Wei et al. 2020; a baseline of 2dp-fl).
 
-Clients clip their *model* to norm C and add Gaussian noise before they upload it; the server adds noise of its own before
+Clients clip their *model* to norm C and add Gaussian noise before they upload it; the server adds further noise before
 it broadcasts, where the uploads' noise does not last for T rounds. With c = √(2 ln(1.25/δ)), m the smallest client's number
 of examples, L the exposures of an upload that are budgeted for, N clients per round:
 
@@ -24,8 +24,7 @@ from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect, StageContext
 from fedveil.defenses.base import Defense, Dial
-from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed
-from fedveil.mechanisms.schedule import Schedule
+from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed, Schedule
 
 
 @dataclass(frozen=True)

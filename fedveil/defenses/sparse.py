@@ -1,12 +1,12 @@
 """Which entries of a whole gradient survive: exact counts, one threshold over all layers.
 
 The entries of a tree are counted in its flattened order, layer after layer. A choice is a tree of booleans in the same
-shape; over a leading axis (examples) it is made for each slice apart, by `jax.vmap`.
+shape. With a leading axis over examples, `jax.vmap` makes one choice per example.
 
-Magnitudes are compared to 16 binary digits (float64: 40). So numbers that differ by rounding alone are a tie, and ties
-go to the earlier entry: with two classes the last layer's gradient holds every number twice, up to its sign, and
-without this the engines would each keep another one of the two. What is not finite counts as largest: a broken gradient
-stays visible as one.
+Magnitudes are compared to 16 binary digits (float64: 40), so numbers that differ by rounding alone are a tie. Ties go to
+the earlier entry. With two classes the last layer's gradient holds every number twice, up to its sign; without this rule
+the two engines could keep different ones. A value that is not finite counts as the largest, so a broken gradient stays
+visible.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def shared(share: float, count: int) -> int:
 
 
 def largest(tree: Tree, keep: int) -> Tree:
-    """True at the `keep` entries of largest magnitude, exactly so many."""
+    """True at exactly `keep` entries, those of largest magnitude."""
     flat, unravel = ravel_pytree(jax.tree.map(_rank, tree))
     if keep >= flat.size:
         return jax.tree.map(lambda a: jnp.ones(a.shape, bool), tree)
@@ -53,13 +53,13 @@ def largest(tree: Tree, keep: int) -> Tree:
 
 
 def random(key: Array, tree: Tree, keep: int) -> Tree:
-    """True at `keep` entries, every set of so many equally likely."""
+    """True at `keep` entries; every set of that size is equally likely."""
     flat, unravel = ravel_pytree(tree)
     return _as_mask(unravel, jax.random.permutation(key, flat.size) < keep, flat.dtype)
 
 
 def only(mask: Tree, tree: Tree) -> Tree:
-    """The tree where the mask is True, zero elsewhere, even in place of what is not finite."""
+    """The tree where the mask is True, zero elsewhere, also where the value is not finite."""
     return jax.tree.map(lambda m, a: jnp.where(m, a, jnp.zeros((), a.dtype)), mask, tree)
 
 

@@ -28,8 +28,7 @@ from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect, StageContext
 from fedveil.defenses.base import Defense, Dial
-from fedveil.mechanisms.mechanism import BroadcastNoise, Clip, Mechanism, Placed
-from fedveil.mechanisms.schedule import Schedule
+from fedveil.mechanisms.mechanism import BroadcastNoise, Clip, Mechanism, Placed, Schedule
 
 if TYPE_CHECKING:
     import jax

@@ -1,28 +1,35 @@
-"""Flower's commands as a federation uses them: pure functions from folders to argument lists, printed by `--dry-run`.
+"""What Fedveil hands to Flower: the arguments of its commands, its config file, and the app of a run.
 
-Always on: TLS, node keys, state on disk, the server's app in a process of its own (a killed SuperLink then does not lose a
-run). Always off: telemetry, update checks, installation of dependencies at run time.
+The commands are argument lists, which `--dry-run` prints. Always on: TLS, node keys, state on disk, and a separate process
+for the server's app, so that a killed SuperLink does not lose a run. Always off: telemetry, update checks, installation of
+dependencies at run time.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from fedveil import __version__
 from fedveil.deploy.files import Federation
+
+if TYPE_CHECKING:
+    from fedveil.deploy.coordinator import Terms
 
 CONNECTION = "federation"
 
 
 def environment(home: Path, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of everything that is started: nothing calls out, Flower's own files stay in `home`."""
+    """The environment of all processes: Flower contacts no third party and keeps its files in `home`."""
     base = dict(os.environ if given is None else given)
-    beside = str(Path(sys.executable).parent)  # where flower-* and flwr-* lie
+    scripts = str(Path(sys.executable).parent)  # where the commands flower-* and flwr-* are installed
     return {
         **base,
-        "PATH": os.pathsep.join([beside, base.get("PATH", os.defpath)]),
+        "PATH": os.pathsep.join([scripts, base.get("PATH", os.defpath)]),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_HOME": str(home / "flwr"),
@@ -48,7 +55,7 @@ def superlink(federation: Federation) -> list[str]:
 
 
 def superexec(federation: Federation) -> list[str]:
-    """What starts the server's app, as a process apart from the SuperLink."""
+    """Starts the server's app in a process separate from the SuperLink."""
     own = federation.server
     return [
         "flower-superexec",
@@ -90,8 +97,66 @@ def stop(run: int) -> list[str]:
 
 
 def connection_toml(federation: Federation) -> str:
-    """Flower's own config file, which names the server for `flwr` commands."""
+    """Flower's config file, which tells `flwr` commands where the server is."""
     return (
         f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
         f'address = "127.0.0.1:{federation.port}"\nroot-certificates = "{federation.server / "ca.crt"}"\n'
     )
+
+
+# --- the app of a run
+
+# Flower sends the app to every node. Every machine has Fedveil installed, so the app only imports it. The app contains the
+# config and the terms of the run, no keys and no data.
+APP_MODULE = """from fedveil.deploy import flower
+
+app = flower.{side}_app
+"""
+
+
+def write_app(folder: Path, config: str, run: Path, terms: Terms) -> Path:
+    """Writes the Flower app for a run with this config (TOML text) and this run folder on the server."""
+    package = folder / "fedveil_app"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text("", encoding="utf-8")
+    for side in ("client", "server"):
+        (package / f"{side}.py").write_text(APP_MODULE.format(side=side), encoding="utf-8")
+    (folder / "pyproject.toml").write_text(_pyproject(config, run, terms), encoding="utf-8")
+    return folder
+
+
+def _pyproject(config: str, run: Path, terms: Terms) -> str:
+    return f"""[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "fedveil-app"
+version = "{__version__}"
+description = "A run of Fedveil"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "fedveil"
+
+[tool.flwr.app.components]
+serverapp = "fedveil_app.server:app"
+clientapp = "fedveil_app.client:app"
+
+[tool.flwr.app.config]
+config = {_toml_text(config)}
+folder = {_toml_text(str(run))}
+quorum = {terms.quorum!r}
+timeout = {terms.timeout!r}
+wait = {terms.wait!r}
+test = {str(terms.test).lower()}
+"""
+
+
+def _toml_text(text: str) -> str:
+    """A TOML string: every JSON string is one."""
+    return json.dumps(text)

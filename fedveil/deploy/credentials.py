@@ -1,6 +1,6 @@
-"""Keys and certificates of a federation: an authority of its own, a server certificate, a key pair for each node.
+"""Keys and certificates of a federation: a certificate authority, a server certificate, a key pair for each node.
 
-The same can be made with openssl and ssh-keygen, see docs/deployment.md. Private keys are readable by their owner alone.
+openssl and ssh-keygen make the same files, see docs/deployment.md. Only their owner can read private keys.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ YEARS = 2
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """A new file that nobody else can read, from its first byte on."""
+    """Creates a file with mode 0600 before its first byte is written."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(data)
 
 
 def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """`ca.crt`, `server.crt`, `server.key`. The authority's own key is not kept: it signs once."""
+    """Writes `ca.crt`, `server.crt` and `server.key`. The key of the authority signs once and is not stored."""
     authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     root = _name("Fedveil federation")
     signed_root = (
@@ -54,7 +54,7 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def make_node_key(folder: Path) -> None:
-    """`key` and `key.pub`: an EC pair in OpenSSH format."""
+    """Writes `key` and `key.pub`: an elliptic-curve key pair in OpenSSH format."""
     key = ec.generate_private_key(ec.SECP384R1())
     write_private(folder / "key", _pem(key, serialization.PrivateFormat.OpenSSH))
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)

@@ -1,12 +1,12 @@
-"""The folder of a federation: `fedveil deploy init` writes it, every file of it can be read and changed by hand.
+"""The folder of a federation. `fedveil deploy init` writes it; every file in it can be read and edited by hand.
 
 | file | what | who needs it |
 |---|---|---|
 | `federation.toml` | address of the server, number of nodes | server |
-| `server/` | `ca.crt`, `server.crt`, `server.key`, a secret for the server's own parts, Flower's state | server |
-| `server/nodes/N.pub` | public keys of the nodes that are let in | server |
-| `node-N/` | `node.toml`, `key`, `key.pub`, `ca.crt`, `ledger.jsonl`, perhaps `data.npz` | that node alone |
-| `fedveil-server.service`, `fedveil-node@.service`, `compose.yaml` | to start them with systemd or Docker | as you like |
+| `server/` | `ca.crt`, `server.crt`, `server.key`, a secret shared by the server's processes, Flower's state | server |
+| `server/nodes/N.pub` | public keys of the nodes that may connect | server |
+| `node-N/` | `node.toml`, `key`, `key.pub`, `ca.crt`, `ledger.jsonl`, optionally `data.npz` | that node only |
+| `fedveil-server.service`, `fedveil-node@.service`, `compose.yaml` | start scripts for systemd or Docker | optional |
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ FIRST_NODE_PORT = 9300
 
 @dataclass(frozen=True)
 class Federation:
-    """`federation.toml` and where it lies."""
+    """`federation.toml` and its folder."""
 
     folder: Path
-    host: str  # as nodes reach the server
+    host: str  # name or address by which nodes reach the server
     port: int
     nodes: int
     bind: str = "127.0.0.1"  # the address that the server listens on
@@ -51,13 +51,13 @@ class Federation:
 
 
 def read_federation(folder: Path) -> Federation:
-    """The federation in a folder."""
+    """Reads the federation in a folder."""
     try:
         found = tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
         bind = str(found.get("bind", "127.0.0.1"))
         return Federation(folder.resolve(), str(found["host"]), int(found["port"]), int(found["nodes"]), bind)
     except FileNotFoundError:
-        raise ConfigError("FOLDER", str(folder), f"holds no {FILE}: make it with 'fedveil deploy init'") from None
+        raise ConfigError("FOLDER", str(folder), f"holds no {FILE}: create it with 'fedveil deploy init'") from None
     except (KeyError, ValueError, OSError) as error:
         raise ConfigError(
             "FOLDER", str(folder / FILE), f"cannot be read ({error}): takes host, port, nodes, bind"
@@ -65,17 +65,17 @@ def read_federation(folder: Path) -> Federation:
 
 
 def init(made: Federation, shards: Config | None, test: bool, limits: dict[str, float]) -> None:
-    """Writes everything; an existing federation is never overwritten."""
+    """Writes all files; an existing federation is never overwritten."""
     from fedveil.deploy.credentials import make_certificates, make_node_key, write_private
 
     folder, nodes = made.folder, made.nodes
     if (folder / FILE).exists():
-        raise ConfigError("FOLDER", str(folder), "holds a federation already: give another folder")
+        raise ConfigError("FOLDER", str(folder), "already holds a federation: choose another folder")
     config = resolve(shards) if shards is not None else None
     if config is not None and config.data.clients != nodes:
-        raise ConfigError("--nodes", nodes, f"data.clients of the config is {config.data.clients}: make them equal")
-    # Errors of usage come from here, before anything is written.
-    classes, shares = _shards(config) if config is not None else (10, [])
+        raise ConfigError("--nodes", nodes, f"must equal data.clients of the config, which is {config.data.clients}")
+    # Usage errors are raised here, before anything is written.
+    classes, parts = _shards(config) if config is not None else (10, [])
     (made.server / "nodes").mkdir(parents=True)
     make_certificates(made.server, list(dict.fromkeys([made.host, "localhost", "127.0.0.1"])))
     write_private(made.server / "superexec.secret", secrets.token_hex(32).encode())
@@ -87,8 +87,8 @@ def init(made: Federation, shards: Config | None, test: bool, limits: dict[str, 
         shutil.copy(made.server / "ca.crt", home / "ca.crt")
         (home / "node.toml").write_text(_node_toml(number, made, classes, test, limits), encoding="utf-8")
         NodeLedger(home).create()
-        if shares:
-            np.savez(home / "data.npz", x=shares[number].x, y=shares[number].y)
+        if parts:
+            np.savez(home / "data.npz", x=parts[number].x, y=parts[number].y)
     for name, text in {**_units(made), "compose.yaml": _compose(made)}.items():
         (folder / name).write_text(text, encoding="utf-8")
     text = f'host = "{made.host}"\nport = {made.port}\nnodes = {nodes}\nbind = "{made.bind}"\n'
@@ -96,22 +96,22 @@ def init(made: Federation, shards: Config | None, test: bool, limits: dict[str, 
 
 
 def _node_toml(number: int, made: Federation, classes: int, test: bool, limits: dict[str, float]) -> str:
-    asked = "".join(f"{key} = {value!r}\n" for key, value in limits.items())
+    given = "".join(f"{key} = {value!r}\n" for key, value in limits.items())
     return (
         f"client = {number}\n"
-        f'data = "data.npz"      # arrays x and y; from this folder, or an absolute path\n'
-        f"classes = {classes}           # of the whole federation\n"
+        f'data = "data.npz"      # arrays x and y; relative to this folder, or an absolute path\n'
+        f"classes = {classes}           # in the whole federation\n"
         f'server = "{made.address}"\n'
-        f"port = {FIRST_NODE_PORT + number}            # of the node's own parts, on loopback alone\n"
-        f"test = {str(test).lower()}           # true: takes runs whose noise the server knows; never for private data\n\n"
-        f"# What no server can lower; see docs/deployment.md.\n[limits]\n{asked}"
+        f"port = {FIRST_NODE_PORT + number}            # used by the node's own processes, on loopback only\n"
+        f"test = {str(test).lower()}           # true: accept runs whose noise the server knows; never for private data\n\n"
+        f"# No server can relax these limits; see docs/deployment.md.\n[limits]\n{given}"
         "# defenses = ['fed-cdp']\n# clip = 4.0         # at most\n# noise = 6.0        # at least\n"
-        "# epsilon = 8.0      # over all rounds of all runs\n# delta = 1e-5\n# unit = 'example'\n"
+        "# epsilon = 8.0      # budget for all rounds of all runs\n# delta = 1e-5\n# unit = 'example'\n"
     )
 
 
 def _shards(config: Config) -> tuple[int, list[Part]]:
-    """The number of classes, and a public dataset handed out as the simulator does: for trials on one machine."""
+    """The number of classes, and a public dataset partitioned as in simulation: for trials on one machine."""
     from fedveil.federation import prepare
 
     federation = prepare(config)
@@ -120,7 +120,7 @@ def _shards(config: Config) -> tuple[int, list[Part]]:
 
 
 def _units(made: Federation) -> dict[str, str]:
-    """systemd units; a node that is refused for a minute after a crash tries again."""
+    """systemd units. They restart: after a crash a node is refused for about a minute."""
 
     def unit(what: str, command: str) -> str:
         return (
@@ -138,7 +138,7 @@ def _units(made: Federation) -> dict[str, str]:
 
 
 def _compose(made: Federation) -> str:
-    """A compose file: an image with `fedveil[flower]` installed, a network without a way out."""
+    """A compose file for an image with `fedveil[flower]`, on a network without internet access."""
     quiet = "      FLWR_TELEMETRY_ENABLED: '0'\n      FLWR_DISABLE_UPDATE_CHECK: '1'\n"
 
     def service(name: str, command: str, mount: str) -> str:
@@ -148,7 +148,7 @@ def _compose(made: Federation) -> str:
         )
 
     text = "# Image 'fedveil': Python with pip install 'fedveil[flower]'.\n"
-    text += "# The server's name is 'server' here: fedveil deploy init --host server --bind 0.0.0.0\nservices:\n"
+    text += "# The server is called 'server' here: fedveil deploy init --host server --bind 0.0.0.0\nservices:\n"
     mounts = "./server:/federation/server', './federation.toml:/federation/federation.toml:ro"
     text += service("server", "server /federation", mounts)
     for number in range(made.nodes):

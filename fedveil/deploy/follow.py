@@ -1,4 +1,4 @@
-"""`fedveil deploy run`: hands a run to the server and follows it to its end through its run folder."""
+"""`fedveil deploy run`: submits a run to the server and follows it through its run folder until it ends."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from typing import Any
 from fedveil.config import Config, load, resolve, to_toml
 from fedveil.core.errors import ConfigError, FedveilError, Interrupted, RunError
 from fedveil.deploy import commands
-from fedveil.deploy.bundle import write_bundle
 from fedveil.deploy.coordinator import Terms, check_deployable
 from fedveil.deploy.files import Federation
 from fedveil.deploy.processes import flwr, listening, write_connection
 from fedveil.runs import RunFolder
 
 Row = dict[str, Any]
-GRACE = 15.0  # seconds that a run may be over for Flower before its folder says how it ended
+GRACE = 15.0  # seconds between the end of a run in Flower and its result in the run folder
 
 
 def checked(federation: Federation, config: Config, *, test: bool = False) -> Config:
-    """The config as it will be deployed."""
+    """The resolved config; raises `ConfigError` if it cannot be deployed on this federation."""
     config = resolve(config)
     check_deployable(config, test=test)
     if config.data.clients != federation.nodes:
-        takes = f"the federation has {federation.nodes} nodes: make them equal"
+        takes = f"must equal the number of nodes in the federation, which is {federation.nodes}"
         raise ConfigError("data.clients", config.data.clients, takes)
     return config
 
@@ -38,26 +37,26 @@ def run(
     say: Callable[[str], None],
     progress: Callable[[Row], None] | None = None,
 ) -> dict[str, Any]:
-    """Starts a run, or with config None goes on with the one in `folder`; returns its result."""
+    """Starts a run, or resumes the one in `folder` if `config` is None; returns its result."""
     config = checked(federation, load(folder.config) if config is None else config, test=terms.test)
     if not listening(federation.port):
         raise RunError(f"no server listens on port {federation.port}: start it with 'fedveil deploy server'")
     write_connection(federation)
     environment = commands.environment(federation.server)
     folder.write_info(status="submitted", error=None)
-    app = write_bundle(folder.path / "app", to_toml(config), folder.path.resolve(), terms)
+    app = commands.write_app(folder.path / "app", to_toml(config), folder.path.resolve(), terms)
     number = int(flwr(commands.submit(app), environment)["run-id"])
     say(f"run {number} in {folder.path}")
     try:
-        return _Following(folder, number, environment, progress).to_the_end()
+        return _Follower(folder, number, environment, progress).wait()
     except KeyboardInterrupt:
         flwr(commands.stop(number), environment)
         again = f"fedveil deploy run --federation {federation.folder} --resume {folder.path}"
-        raise Interrupted(f"stopped; go on with: {again}") from None
+        raise Interrupted(f"stopped; resume with: {again}") from None
 
 
-class _Following:
-    """What is known of a run while it goes on."""
+class _Follower:
+    """Follows a submitted run."""
 
     def __init__(
         self, folder: RunFolder, number: int, environment: dict[str, str], progress: Callable[[Row], None] | None
@@ -66,8 +65,9 @@ class _Following:
         self.shown = 0
         self.over_since: float | None = None
 
-    def to_the_end(self) -> dict[str, Any]:
-        asked = time.monotonic()
+    def wait(self) -> dict[str, Any]:
+        """Shows new rounds until the run ends; returns its result."""
+        checked_at = time.monotonic()
         while True:
             info = self.folder.read_info()
             self._show()
@@ -75,8 +75,8 @@ class _Following:
                 return dict(info["result"])
             if info.get("status") == "failed":
                 raise RunError(str(info.get("error")))
-            if time.monotonic() - asked > 10.0:
-                asked = time.monotonic()
+            if time.monotonic() - checked_at > 10.0:
+                checked_at = time.monotonic()
                 self._check_alive()
             time.sleep(0.5)
 
@@ -88,10 +88,10 @@ class _Following:
         self.shown = max(self.shown, len(rows))
 
     def _check_alive(self) -> None:
-        """A run that is over for Flower without a word in its folder was killed. A server that is away may come back."""
+        """Raises `RunError` for a run that was killed: it ended in Flower, but its folder has no result."""
         try:
             runs = flwr(commands.list_runs(), self.environment)["runs"]
-        except FedveilError:
+        except FedveilError:  # an unreachable server may come back
             return
         status = next((str(run["status"]) for run in runs if int(run["run-id"]) == self.number), "unknown")
         if not status.startswith("finished"):
@@ -99,11 +99,11 @@ class _Following:
             return
         self.over_since = self.over_since or time.monotonic()
         if time.monotonic() - self.over_since > GRACE:
-            raise RunError(f"the run ended without a result ({status}); go on with --resume {self.folder.path}")
+            raise RunError(f"the run ended without a result ({status}); resume it with --resume {self.folder.path}")
 
 
 def new_folder(out: str | None, config: Config) -> RunFolder:
     from fedveil.runs import default_path
 
-    names = "+".join(d["name"] for d in config.defense)
+    names = "+".join(d.name for d in config.defense)
     return RunFolder.create(Path(out) if out else default_path(f"deploy-{config.data.name}-{names}"))

@@ -1,7 +1,7 @@
-"""What a node allows, written on its own disk: checked before anything that a server asks for is computed.
+"""What the owner of a node allows: `node.toml`, checked before a request is computed.
 
-`node.toml` says who the node is, where its data lie, and in `[limits]` what it insists on. A server proposes a defence, its
-keys and its rounds; it cannot lower a limit, since nothing of a request is read into these.
+`node.toml` names the client, its data file and, in `[limits]`, the conditions that every request must meet. A server
+proposes a defence with its keys and rounds. It cannot relax a limit, because limits are read from this file alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILE = "node.toml"
 
 
 class Refused(FedveilError):
-    """A node says no; the message is all that the server learns."""
+    """A node rejects a request; the server learns this message and nothing else."""
 
 
 class _Table(BaseModel):
@@ -34,20 +34,24 @@ class _Table(BaseModel):
 
 
 class Limits(_Table):
-    """`[limits]`: what no request can go below."""
+    """`[limits]`: conditions that every request must meet."""
 
-    defenses: list[str] | None = Field(None, min_length=1, description="the defences that are taken (any)")
-    clip: float | None = Field(None, gt=0, description="the largest clip")
-    noise: float | None = Field(None, gt=0, description="the smallest noise, by the defence's own key")
-    multiplier: float | None = Field(None, gt=0, description="the smallest z: noise over sensitivity in what is sent")
-    steps: int | None = Field(None, ge=1, description="the most local steps in a round")
-    epsilon: float | None = Field(None, gt=0, description="the budget: ε of all rounds of all runs together")
-    delta: float = Field(1e-5, gt=0, lt=1, description="its δ")
-    unit: Literal["example", "client"] = Field("example", description="for one record, or for all of the node's")
-    adjacency: Literal["zero-out", "replace"] = Field(
-        "zero-out", description="whether it is left out, or replaced by another"
+    defenses: list[str] | None = Field(None, min_length=1, description="accepted defences (default: all)")
+    clip: float | None = Field(None, gt=0, description="largest accepted clip")
+    noise: float | None = Field(None, gt=0, description="smallest accepted noise, in units of the defence's key")
+    multiplier: float | None = Field(
+        None, gt=0, description="smallest accepted z: noise over sensitivity in what is sent"
     )
-    unaccounted: bool = Field(False, description="whether rounds without a certificate are taken")
+    steps: int | None = Field(None, ge=1, description="most local steps in a round")
+    epsilon: float | None = Field(None, gt=0, description="budget: ε of all rounds of all runs together")
+    delta: float = Field(1e-5, gt=0, lt=1, description="δ of the budget")
+    unit: Literal["example", "client"] = Field(
+        "example", description="unit of the budget: one record, or all records of the node"
+    )
+    adjacency: Literal["zero-out", "replace"] = Field(
+        "zero-out", description="whether the unit is removed (zero-out) or replaced"
+    )
+    unaccounted: bool = Field(False, description="whether rounds without a certificate are accepted")
 
     @model_validator(mode="after")
     def _consistent(self) -> Limits:
@@ -55,7 +59,7 @@ class Limits(_Table):
             if name not in DEFENSES:
                 raise unknown_name("limits.defenses", name, DEFENSES)
         if self.unaccounted and self.epsilon is not None:
-            takes = "a budget cannot be kept with rounds that have no certificate: leave one of the two out"
+            takes = "a budget cannot cover rounds without a certificate: leave one of the two out"
             raise ConfigError("limits.unaccounted", True, takes)
         return self
 
@@ -63,24 +67,24 @@ class Limits(_Table):
 class Node(_Table):
     """`node.toml`."""
 
-    client: int = Field(ge=0, description="which client of the federation this is")
-    data: str = Field(description="an .npz file with arrays x and y, from this folder or absolute")
-    classes: int = Field(ge=2, description="how many classes there are in the federation")
+    client: int = Field(ge=0, description="number of this client in the federation")
+    data: str = Field(description=".npz file with arrays x and y; relative to this folder or absolute")
+    classes: int = Field(ge=2, description="number of classes in the federation")
     server: str | None = Field(None, description="host:port of the server")
-    port: int = Field(9300, ge=1, le=65535, description="port of the node's own parts, on loopback alone")
+    port: int = Field(9300, ge=1, le=65535, description="port for the node's own processes, on loopback only")
     test: bool = Field(
-        False, description="whether runs are taken whose noise the server knows, to compare with simulation"
+        False, description="whether runs are accepted whose noise the server knows, for comparison with simulation"
     )
     limits: Limits = Field(default_factory=lambda: Limits())
 
 
 def read_node(home: Path) -> Node:
-    """The node whose folder this is."""
+    """Reads `node.toml` in the folder of a node."""
     path = home / FILE
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError("NODE", str(home), f"holds no {FILE}: make the folder with 'fedveil deploy init'") from None
+        raise ConfigError("NODE", str(home), f"holds no {FILE}: create the folder with 'fedveil deploy init'") from None
     except (OSError, ValueError) as error:
         raise ConfigError("NODE", str(path), f"cannot be read: {error}") from None
     try:
@@ -90,7 +94,7 @@ def read_node(home: Path) -> Node:
 
 
 def with_data(home: Path, data: Path) -> Node:
-    """Writes another data file into a node's `node.toml`."""
+    """Changes the data file in a node's `node.toml`."""
     path = home / FILE
     lines = path.read_text(encoding="utf-8").splitlines()
     kept = [f"data = {json.dumps(str(data))}" if line.split("=")[0].strip() == "data" else line for line in lines]
@@ -100,37 +104,36 @@ def with_data(home: Path, data: Path) -> Node:
 
 def _line(error: ValidationError, path: Path) -> ConfigError:
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"]]
+    path_of_key = [str(part) for part in first["loc"]]
     if first["type"] == "extra_forbidden":
-        known = (Limits if place[0] == "limits" else Node).model_fields
-        return ConfigError(
-            f"{path}: {'.'.join(place)}", first["input"], "unknown key; " + did_you_mean(place[-1], known)
-        )
+        known = (Limits if path_of_key[0] == "limits" else Node).model_fields
+        takes = "unknown key; " + did_you_mean(path_of_key[-1], known)
+        return ConfigError(f"{path}: {'.'.join(path_of_key)}", first["input"], takes)
     return one_line(error, prefix=str(path))
 
 
 def check(limits: Limits, config: Config, defenses: Sequence[Defense], steps: int, use: Round | None, why: str) -> None:
-    """Raises `Refused` where a request goes below a limit. `use` is what it costs, None where nothing is certified."""
+    """Raises `Refused` if a request violates a limit. `use` is its privacy cost; None if nothing is certified."""
     names = [d.name for d in defenses]
     if limits.defenses is not None and not set(names) <= set(limits.defenses):
-        raise Refused(f"defence {'+'.join(names)} is not one that this node takes: {', '.join(limits.defenses)}")
+        raise Refused(f"this node accepts the defences {', '.join(limits.defenses)}, not {'+'.join(names)}")
     if limits.clip is not None:
         clips = [bound for d in defenses for bound in d.clip_bounds()]
         if not clips or max(clips) > limits.clip:
-            raise Refused(f"this node takes a clip of at most {limits.clip:g}, asked was {_shown(clips, max)}")
+            raise Refused(f"this node accepts a clip of at most {limits.clip:g}, requested: {_shown(clips, max)}")
     if limits.noise is not None:
         noises = [level for d in defenses for level in d.noise_levels()]
         if not noises or min(noises) < limits.noise:
-            raise Refused(f"this node takes noise of at least {limits.noise:g}, asked was {_shown(noises, min)}")
+            raise Refused(f"this node accepts noise of at least {limits.noise:g}, requested: {_shown(noises, min)}")
     if limits.steps is not None and steps > limits.steps:
-        raise Refused(f"this node makes at most {limits.steps} local steps in a round, asked were {steps}")
+        raise Refused(f"this node makes at most {limits.steps} local steps in a round, requested: {steps}")
     if use is None:
         if not limits.unaccounted:
-            raise Refused(f"nothing certified protects what would be sent ({why}), and this node insists on it")
+            raise Refused(f"this node requires a certificate, and there is none for this update: {why}")
         return
     smallest = min(z for _, z in use.noise)
     if limits.multiplier is not None and smallest < limits.multiplier:
-        raise Refused(f"this node takes z of at least {limits.multiplier:g}, asked was {smallest:.4g}")
+        raise Refused(f"this node accepts z of at least {limits.multiplier:g}, requested: {smallest:.4g}")
 
 
 def _shown(values: Sequence[float], worst: Any) -> str:

@@ -1,8 +1,8 @@
-"""A node's part of a deployed round: check what is asked, write the account, compute, hand over the update.
+"""A node's side of a deployed round: check the request, write the ledger, compute, return the update.
 
-The computation is `rounds.client.received_on`, the same function that the simulator runs for every client. Its randomness
-is secret here: a fresh cryptographic key for the noise, fresh secret bits for the batches. In test mode, which the node's
-owner has to allow, both follow from the run's seed as in simulation, and the account says that nothing is protected.
+The computation is `simulation.client.local_round`, the function that the simulator runs for every client. Its randomness is
+secret here: a fresh cryptographic key for the noise and fresh secret bits for the batches. In test mode, which the owner of
+the node must allow, both follow from the run's seed as in simulation, and the ledger records that nothing is protected.
 """
 
 from __future__ import annotations
@@ -21,25 +21,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil.accounting import company, transcript
+from fedveil.accounting import accounts, transcript
 from fedveil.accounting.accountants import Round
 from fedveil.accounting.accounts import realised
 from fedveil.config import Config, from_dict, resolve
 from fedveil.core import keys
 from fedveil.core.errors import ConfigError, DataError
-from fedveil.core.jsontext import to_json
+from fedveil.core.system import to_json
 from fedveil.core.taps import NODE_UNITS
 from fedveil.data.arrays import read_arrays
-from fedveil.data.dataset import Dataset, Part, check_arrays
+from fedveil.data.dataset import Dataset, Part, check_arrays, scale_of
 from fedveil.data.partition import Partition
-from fedveil.data.pixels import scale_of
 from fedveil.defenses.base import Defense
-from fedveil.defenses.catalog import make_all
 from fedveil.deploy import limits as limiting
 from fedveil.deploy.account import ADJACENT, Entry, NodeLedger, Use, now
 from fedveil.deploy.limits import Node, Refused
-from fedveil.deploy.messages import Introduction, Parts, Reply, Request
-from fedveil.deploy.wire import BadMessage, pack, unpack
+from fedveil.deploy.messages import BadMessage, Introduction, Payload, Reply, Request, pack, unpack
 from fedveil.federation import build_model, make_setting
 from fedveil.random import secure
 from fedveil.runs import named_leaves, write_atomic
@@ -54,7 +51,7 @@ local_round = jax.jit(client_part.local_round, static_argnums=0)  # the audit ru
 
 
 def introduce(home: Path) -> Introduction:
-    """What the server may know of this node."""
+    """What the server may know about this node."""
     node = limiting.read_node(home)
     data = read_data(home, node)
     shape = ",".join(str(n) for n in data.x.shape[1:])
@@ -62,42 +59,42 @@ def introduce(home: Path) -> Introduction:
 
 
 def read_data(home: Path, node: Node) -> Part:
-    """The node's own examples."""
+    """The node's examples."""
     path = home / Path(node.data).expanduser()
     found = read_arrays(path, ("x", "y"), f"{home / limiting.FILE}: data")
     data = check_arrays(found["x"], found["y"], str(path))
     if int(data.y.max()) >= node.classes:
         raise DataError(
-            f"{path}: there is a label {int(data.y.max())}, but {limiting.FILE} says classes = {node.classes}"
+            f"{path}: contains the label {int(data.y.max())}, but {limiting.FILE} has classes = {node.classes}"
         )
     return data
 
 
-def answer(home: Path, request: Request, parts: Parts) -> tuple[Reply, Parts]:
-    """The reply to a request. What the node's owner or its account does not allow is refused with one line.
+def handle(home: Path, request: Request, model: Payload) -> tuple[Reply, Payload]:
+    """The reply to a request, and the update. A request that the limits or the budget forbid is refused with a reason.
 
-    Words of other errors stay on the node, since they may speak of its data.
+    The text of any other error stays on the node, because it may reveal data.
     """
-    sent: Parts = {}
+    update: Payload = {}
     loss, refused = math.nan, ""
     try:
-        sent, loss = _Round(home, request).take_part(parts)
+        update, loss = _NodeRound(home, request).take_part(model)
     except Refused as error:
         refused = str(error)
     except Exception:
-        refused = kept_here(home)
-    return Reply(request.run, request.round, request.client, refused, loss), sent
+        refused = log_error(home)
+    return Reply(request.run, request.round, request.client, refused, loss), update
 
 
-def kept_here(home: Path) -> str:
-    """Writes the error that is being handled into the node's folder; returns what others may know of it."""
+def log_error(home: Path) -> str:
+    """Writes the current exception into the node's folder; returns a text that is safe to send."""
     with (home / "errors.log").open("a", encoding="utf-8") as file:
         file.write(f"{now()}\n{traceback.format_exc()}\n")
-    return "failed at the node: its owner finds the reason in errors.log"
+    return "failed at the node: the reason is in its errors.log"
 
 
 def cached_compilations(home: Path) -> None:
-    """Keeps compiled programs in the node's folder: a node's process lives for one message."""
+    """Caches compiled programs in the node's folder: a node's process lives for one message."""
     set_option: Callable[..., None] = jax.config.update
     set_option("jax_compilation_cache_dir", str(home / "compiled"))
     set_option("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -106,18 +103,18 @@ def cached_compilations(home: Path) -> None:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a request comes to at this node."""
+    """A checked request: the config and what it means at this node."""
 
     config: Config
     task: Task
-    sampling: sampling.BatchSampling
+    batching: sampling.BatchSampling
     steps: int
 
     def lr(self, number: int) -> float:
         return float(self.task.setting.lr_at(number))
 
 
-class _Round:
+class _NodeRound:
     """One round at one node."""
 
     def __init__(self, home: Path, request: Request) -> None:
@@ -125,67 +122,67 @@ class _Round:
         self.node = limiting.read_node(home)
         self.data = read_data(home, self.node)
 
-    def take_part(self, parts: Parts) -> tuple[Parts, float]:
-        """What is sent, and the loss. The account is written before anything is computed."""
+    def take_part(self, model: Payload) -> tuple[Payload, float]:
+        """The update and the loss. The ledger is written before anything is computed."""
         planned = self._plan()
         with jax.enable_x64(planned.task.dtype == "float64"):
-            received = self._received(planned, parts)
-            entry = self._allowed(planned)
+            received = self._received(planned, model)
+            entry = self._ledger_entry(planned)
             task = replace(planned.task, defenses=self._prepared(planned))
-            memory = self._memory(task, received)
+            state = self._read_client_state(task, received)
             spent = NodeLedger(self.home).spend(entry, self.node.limits)
-            message, loss, memory = self._compute(replace(planned, task=task), received, memory)
-            if memory:
-                self._remember(memory)
-            sent = pack(message)
+            message, loss, state = self._compute(replace(planned, task=task), received, state)
+            if state:
+                self._write_client_state(state)
+            update = pack(message)
         self._log(spent)
-        return sent, float(loss) if _tells_loss(task) else math.nan
+        return update, float(loss) if _reports_loss(task) else math.nan
 
     def _plan(self) -> _Plan:
-        """The config that was sent, checked as one from a file would be, with this node's own sizes."""
+        """The requested config, checked like one from a file, with this node's sizes."""
         request = self.request
         if request.client != self.node.client:
             raise Refused(f"this node is client {self.node.client}, not {request.client}")
         if request.test and not self.node.test:
-            raise Refused(f"test mode (noise that the server knows) is not allowed in this node's {limiting.FILE}")
+            raise Refused(f"test mode (noise that the server knows) is not allowed by this node's {limiting.FILE}")
         try:
             config = resolve(_config(request.config))
             return self._checked(config)
-        except ConfigError as error:  # it speaks of what was sent
+        except ConfigError as error:  # its text is about the request alone
             raise Refused(str(error)) from None
 
     def _checked(self, config: Config) -> _Plan:
         request, train = self.request, config.train
         assert train.batch is not None and train.rounds is not None
         if not 0 <= request.round < train.rounds:
-            raise Refused(f"there is no round {request.round} in a run of {train.rounds}")
-        drawn = sampling.BatchSampling(train.batching, train.batch, train.local_steps, train.local_epochs)
+            raise Refused(f"there is no round {request.round} in a run of {train.rounds} rounds")
+        batching = sampling.BatchSampling(train.batching, train.batch, train.local_steps, train.local_epochs)
         model = build_model(config, self.data.x.shape[1:], self.node.classes)
-        setting = make_setting(config, _as_client(0, len(self.data)), drawn, model, len(self.data))
-        # Sizes of the others are the server's word. A wrong one changes the noise, and the account of it alike.
+        setting = make_setting(config, _as_client(0, len(self.data)), batching, model, len(self.data))
+        # The node cannot verify the sizes of other clients. A wrong size changes the noise and the ledger alike.
         setting = replace(
             setting,
             smallest=max(1, request.smallest),
             max_weight=request.max_weight,
             min_weight=request.min_weight,
         )
-        defenses = make_all(config.defense)
+        defenses = config.defense
         for defense in defenses:
             defense.check(setting)
         scale, dtype = scale_of(self.data.x), config.speed.precision
         task = Task(model, setting, train.optimizer, defenses, scale, dtype, kernels=accelerated())
-        return _Plan(config, task, drawn, setting.local_steps)
+        return _Plan(config, task, batching, setting.local_steps)
 
-    def _received(self, planned: _Plan, parts: Parts) -> Tree:
+    def _received(self, planned: _Plan, model: Payload) -> Tree:
         shapes = jax.eval_shape(planned.task.model.init, jax.random.key(0))
         wanted = jax.tree.map(lambda a: np.broadcast_to(np.zeros((), planned.task.dtype), a.shape), shapes)
         try:
-            return unpack(parts, wanted)
+            return unpack(model, wanted)
         except BadMessage as error:
-            raise Refused(f"the model that was sent cannot be used: {error}") from None
+            raise Refused(f"the received model cannot be used: {error}") from None
 
-    def _allowed(self, planned: _Plan) -> Entry:
-        """The line that goes into the account; or `Refused`."""
+    def _ledger_entry(self, planned: _Plan) -> Entry:
+        """The ledger entry of this round; raises `Refused` if the limits forbid the round."""
         request, task = self.request, planned.task
         limits = self.node.limits
         use, why = self._cost(planned, limits.unit, limits.adjacency)
@@ -195,87 +192,88 @@ class _Round:
         return Entry(request.run, request.round, request.digest, uses, now())
 
     def _cost(self, planned: _Plan, unit: str, adjacency: str) -> tuple[Round | None, str]:
-        """What the round costs a unit by the mechanisms that will run, or why nothing bounds it."""
+        """The privacy cost of the round for a unit, from the mechanisms that will run; or why there is no bound."""
         task, number = planned.task, self.request.round
-        if _tells_loss(task):
-            return None, "its loss is told to the server without noise"
-        releases = company.declared(task.defenses, task.setting)
+        if _reports_loss(task):
+            return None, "its loss is sent to the server without noise"
+        releases = accounts.declared(task.defenses, task.setting)
         ran = transcript.executed(task.defenses, task.setting, number, planned.lr(number), 1, 0)
         return realised(releases, ran.multipliers, task.setting, unit, adjacency)
 
     def _use(self, planned: _Plan, unit: str, adjacency: str) -> Use | None:
         cost, _ = self._cost(planned, unit, adjacency)
-        # Noise that the server knows protects nothing.
+        # In test mode the server knows the noise, which then protects nothing.
         return None if cost is None or self.request.test else Use.of(cost)
 
-    # --- what stateful defences remember
+    # --- client state of defences
 
     def _prepared(self, planned: _Plan) -> tuple[Defense, ...]:
-        """The defences, with this node's data in the hands of those that measure something on it."""
+        """The defences, prepared on this node's data if they measure something on it."""
         task = replace(planned.task, defenses=())
         dataset = Dataset("node", self.data, self.data, "none", self.node.classes)
         context = FederationContext(
-            task, dataset, _as_client(self._id, len(self.data)), planned.sampling, self._draws()
+            task, dataset, _as_client(self._id, len(self.data)), planned.batching, self._draws()
         )
         return tuple(d.node_part().prepare(context) for d in planned.task.defenses)
 
     def _draws(self) -> keys.Draws:
-        """In test mode the simulator's draws, else new ones at every call."""
+        """In test mode the simulator's draws, otherwise new ones at every call."""
         return keys.Draws(self.request.seed) if self.request.test else keys.Draws.fresh()
 
     @property
     def _id(self) -> int:
-        """The client number in keys: in test mode the simulator's, else none is needed."""
+        """The client number for keys: in test mode as in the simulator, otherwise 0, since all keys are fresh."""
         return self.node.client if self.request.test else 0
 
     @property
-    def _memory_file(self) -> Path:
-        """Bound to the run and to the config: what one config left before its noise never leaves under another."""
+    def _client_state_file(self) -> Path:
+        """One file per run and config: state that one config saved before its noise is never sent under another."""
         name = hashlib.sha256(self.request.run.encode()).hexdigest()[:16]
         return self.home / "memory" / name / f"{self.request.digest}.npz"
 
-    def _memory(self, task: Task, received: Tree) -> Tree:
-        """What this node remembers of this run; measured from the first model that it receives."""
-        stateful = {str(place): d for place, d in enumerate(task.defenses) if d.stateful}
+    def _read_client_state(self, task: Task, received: Tree) -> Tree:
+        """The stored client state of this run; in its first round the initial state for the received model."""
+        stateful = {str(position): d for position, d in enumerate(task.defenses) if d.stateful}
         if not stateful:
             return {}
         params = jax.tree.map(jnp.asarray, received)
-        blank = {place: d.initial_client_states(params, self._id + 1) for place, d in stateful.items()}
+        blank = {position: d.initial_client_states(params, self._id + 1) for position, d in stateful.items()}
         blank = jax.device_get(jax.tree.map(lambda a: a[self._id], blank))
-        if not self._memory_file.exists():
+        if not self._client_state_file.exists():
             return blank
-        with np.load(self._memory_file) as stored:
+        with np.load(self._client_state_file) as stored:
             arrays = dict(stored)
         leaves = named_leaves(blank)
         if {n: (a.shape, a.dtype) for n, a in arrays.items()} != {n: (a.shape, a.dtype) for n, a in leaves.items()}:
-            raise Refused("what this node remembers of this run does not fit the config that is asked for")
+            raise Refused("the client state that this node stored for this run does not match the requested config")
         return jax.tree.unflatten(jax.tree.structure(blank), [arrays[name] for name in leaves])
 
-    def _remember(self, memory: Tree) -> None:
-        arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(jax.device_get(memory)).items()}
-        self._memory_file.parent.mkdir(parents=True, exist_ok=True)
-        for other in self._memory_file.parent.glob("*.npz"):
-            if other != self._memory_file:
+    def _write_client_state(self, state: Tree) -> None:
+        """Stores the client state, and deletes that of other configs of this run."""
+        arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(jax.device_get(state)).items()}
+        self._client_state_file.parent.mkdir(parents=True, exist_ok=True)
+        for other in self._client_state_file.parent.glob("*.npz"):
+            if other != self._client_state_file:
                 other.unlink()
         savez: Callable[..., None] = np.savez
-        write_atomic(self._memory_file, lambda file: savez(file, **arrays))
+        write_atomic(self._client_state_file, lambda file: savez(file, **arrays))
 
     # --- the computation
 
-    def _compute(self, planned: _Plan, received: Tree, memory: Tree) -> tuple[Tree, Any, Tree]:
+    def _compute(self, planned: _Plan, received: Tree, state: Tree) -> tuple[Tree, Any, Tree]:
         request, task = self.request, planned.task
         own = _as_client(self._id, len(self.data))
         alone = sampling.Cohort.only([self._id])
-        widths = sampling.batch_widths(planned.sampling, own, planned.steps)
-        drawn = sampling.draw_batches(planned.sampling, own, self._draws(), request.round, alone, widths)
+        widths = sampling.batch_widths(planned.batching, own, planned.steps)
+        drawn = sampling.draw_batches(planned.batching, own, self._draws(), request.round, alone, widths)
         lr = jnp.asarray(planned.lr(request.round), task.dtype)
         key, shared = self._keys()
         context = RoundContext(key, shared, jnp.int32(request.round), lr)
-        # The server takes the difference of models (fedavg) itself: a node need not know the model before its noise.
+        # Under fedavg the server subtracts its own model, so a node need not know the model before the server's noise.
         sent = jax.tree.map(np.zeros_like, received)
         inputs = RoundInputs(sent, self.data.x, self.data.y, shared, context.round, lr)
         batches = jax.tree.map(lambda a: a[0], drawn)
-        found = local_round(task, inputs, received, ClientInputs(self._id, 0, batches, state=memory), context)
+        found = local_round(task, inputs, received, ClientInputs(self._id, 0, batches, state=state), context)
         return found.message, found.loss, found.state
 
     def _keys(self) -> tuple[Any, Any]:
@@ -285,15 +283,15 @@ class _Round:
         return keys.client_key(of_round, self.node.client, 0), keys.shared_key(of_round)
 
     def _log(self, spent: float | None) -> None:
-        """One line for the node's owner; it stays on the node."""
+        """Adds a line to the log on the node's disk."""
         row = {"time": now(), "run": self.request.run, "round": self.request.round, "epsilon": spent}
         seconds = round(time.monotonic() - self.started, 3)
         with (self.home / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(to_json({**row, "seconds": seconds, "cpu_seconds": round(time.process_time(), 2)}) + "\n")
 
 
-def _tells_loss(task: Task) -> bool:
-    """Whether the server selects clients by the losses that they report."""
+def _reports_loss(task: Task) -> bool:
+    """Whether a defence selects clients by the losses that they report to the server."""
     return any(d.reads_losses and d.fills("select") for d in task.defenses)
 
 
@@ -305,6 +303,6 @@ def _config(text: str) -> Config:
 
 
 def _as_client(number: int, size: int) -> Partition:
-    """A partition in which this node is client `number`, so that draws have its name; those before it share its rows."""
+    """A partition in which this node is client `number`, so that draws use its number; earlier clients share its rows."""
     start = np.zeros(number + 1, np.int64)
     return Partition(np.arange(size, dtype=np.int32), start, np.full(number + 1, size, np.int32))

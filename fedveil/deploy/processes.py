@@ -1,7 +1,7 @@
-"""Starting Flower's parts, keeping them up, and ending them together.
+"""Supervises Flower's processes: starts them, restarts those that end, and stops all of them together.
 
-A part that ends is started again, after a wait that grows to ten seconds: a node that was killed hard is refused for about
-a minute when it comes back. Ending the supervisor ends all parts with all that they have started.
+A process that ends is restarted after a delay that grows to ten seconds: after SIGKILL a node is refused for about a
+minute. Stopping the supervisor stops all its processes and their children.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ from fedveil.deploy import commands
 from fedveil.deploy.files import Federation
 from fedveil.deploy.limits import Node
 
-LONGEST_WAIT = 10.0
-REGISTER_AGAIN = 60.0  # seconds after a key could not be registered
-SETTLED = 30.0  # seconds after which a part counts as up
+MAX_DELAY = 10.0  # seconds before a restart
+REGISTER_AGAIN = 60.0  # seconds until a failed registration of a key is repeated
+SETTLED = 30.0  # seconds after which a process counts as running
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
 
 @dataclass
-class Part:
-    """One process that is kept up."""
+class Supervised:
+    """One process that is restarted when it ends."""
 
     name: str
     command: Sequence[str]
     environment: dict[str, str]
     log: Path
-    ready: Callable[[], bool] = lambda: True  # must hold before it is started
+    ready: Callable[[], bool] = lambda: True  # the condition for starting it
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
-    wait: float = 1.0
+    delay: float = 1.0
     next: float = 0.0
     starts: int = field(default=0)
 
     def keep_up(self, say: Callable[[str], None]) -> None:
-        """Starts the part if it does not run and its time has come."""
+        """Starts the process if it is not running and its delay is over."""
         now = time.monotonic()
         if self.process is not None:
             code = self.process.poll()
             if code is None:
                 return
             self.process = None
-            self.wait = 1.0 if now - self.started > SETTLED else min(LONGEST_WAIT, 2 * self.wait)
-            self.next = now + self.wait
-            say(f"{self.name} ended with status {code}; again in {self.wait:.0f} s (log: {self.log})")
+            self.delay = 1.0 if now - self.started > SETTLED else min(MAX_DELAY, 2 * self.delay)
+            self.next = now + self.delay
+            say(f"{self.name} ended with status {code}; restart in {self.delay:.0f} s (log: {self.log})")
         if now >= self.next and self.ready():
             with self.log.open("ab") as log:
                 self.process = start(self.command, self.environment, log)
@@ -70,7 +70,7 @@ class Part:
 
 
 def start(command: Sequence[str], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """A process in a group of its own, which ends when this one does."""
+    """Starts a process in a new process group; it ends when this process does."""
     try:
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
@@ -81,7 +81,7 @@ def start(command: Sequence[str], environment: dict[str, str], log: IO[bytes]) -
 
 
 def _end_with(parent: int) -> Callable[[], None] | None:
-    """On Linux: asks the kernel to end the child when its parent is killed."""
+    """On Linux: asks the kernel to terminate the child when its parent is killed."""
     if not sys.platform.startswith("linux"):
         return None
     prctl: Any = ctypes.CDLL(None).prctl
@@ -95,7 +95,7 @@ def _end_with(parent: int) -> Callable[[], None] | None:
 
 
 def end_group(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
-    """Ends a process and all that it started: gently first."""
+    """Ends a process and its children: SIGTERM first, then SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -105,86 +105,89 @@ def end_group(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-class _Told(Exception):
-    """A signal asked for the end."""
+class _Stopped(Exception):
+    """SIGINT or SIGTERM arrived."""
 
 
-def supervise(parts: Sequence[Part], say: Callable[[str], None], each: Callable[[], None] = lambda: None) -> None:
-    """Keeps parts up until Ctrl-C or SIGTERM. `each` is called about once a second."""
+def supervise(
+    supervised: Sequence[Supervised], say: Callable[[str], None], each: Callable[[], None] = lambda: None
+) -> None:
+    """Keeps processes running until Ctrl-C or SIGTERM. `each` is called about once a second."""
 
-    def told(number: int, frame: FrameType | None) -> None:
-        raise _Told
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Stopped
 
-    before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         while True:
-            for part in parts:
-                part.keep_up(say)
+            for one in supervised:
+                one.keep_up(say)
             each()
             time.sleep(1.0)
-    except _Told:
-        say("ending")
+    except _Stopped:
+        say("stopping")
     finally:
         for number in before:
             signal.signal(number, signal.SIG_IGN)
-        for part in parts:
-            if part.process is not None:
+        for one in supervised:
+            if one.process is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(part.process.pid, signal.SIGTERM)
-        for part in reversed(parts):
-            part.end()
+                    os.killpg(one.process.pid, signal.SIGTERM)
+        for one in reversed(supervised):
+            one.end()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-# --- the two that are kept up
+# --- server and node
 
 
 def serve(federation: Federation, say: Callable[[str], None]) -> None:
-    """The server: SuperLink, the process that starts its apps, and the registration of the nodes' keys."""
+    """Runs the server: the SuperLink, the process that starts its apps, and the registration of node keys."""
     if listening(federation.port):
-        raise ConfigError("port", federation.port, "is taken: another server runs, or change federation.toml")
+        raise ConfigError(
+            "port", federation.port, "is in use: stop the other server, or change the port in federation.toml"
+        )
     own = federation.server
     write_connection(federation)
     environment = commands.environment(own)
     up = lambda: listening(federation.port)  # noqa: E731
-    parts = [
-        Part("superlink", commands.superlink(federation), environment, own / "superlink.log"),
-        Part("superexec", commands.superexec(federation), environment, own / "superexec.log", up),
+    supervised = [
+        Supervised("superlink", commands.superlink(federation), environment, own / "superlink.log"),
+        Supervised("superexec", commands.superexec(federation), environment, own / "superexec.log", up),
     ]
-    registration = _Registration(federation, environment, say)
-    supervise(parts, say, registration.go_on)
+    supervise(supervised, say, _Registration(federation, environment, say).register_new)
 
 
 class _Registration:
-    """Lets in every key below `server/nodes/`, also one that is put there later; `N.id` says which node it is."""
+    """Registers every key in `server/nodes/`, including keys that are added later; `N.id` holds the id of the node."""
 
     def __init__(self, federation: Federation, environment: dict[str, str], say: Callable[[str], None]) -> None:
         self.federation, self.environment, self.say = federation, environment, say
         self.failed: dict[Path, float] = {}
 
-    def go_on(self) -> None:
+    def register_new(self) -> None:
         for key in sorted((self.federation.server / "nodes").glob("*.pub")):
             known = key.with_suffix(".id")
             if known.exists() or time.monotonic() < self.failed.get(key, 0.0) or not listening(self.federation.port):
                 continue
             try:
-                told = flwr(commands.register(key), self.environment)
+                registered = flwr(commands.register(key), self.environment)
             except RunError as error:
                 self.failed[key] = time.monotonic() + REGISTER_AGAIN
                 self.say(f"key {key.name} is not registered: {error}")
                 continue
-            known.write_text(f"{told['node-id']}\n", encoding="utf-8")
-            self.say(f"key {key.name} registered as node {told['node-id']}")
+            known.write_text(f"{registered['node-id']}\n", encoding="utf-8")
+            self.say(f"key {key.name} registered as node {registered['node-id']}")
 
 
 def run_node(home: Path, node: Node, server: str, say: Callable[[str], None]) -> None:
-    """A node, kept up."""
+    """Runs a node."""
     for name in ("key", "ca.crt"):
         if not (home / name).is_file():
             raise ConfigError("NODE", str(home), f"holds no {name}: see 'fedveil deploy init'")
     command = commands.supernode(home.resolve(), server, node.port)
-    supervise([Part("node", command, commands.environment(home.resolve()), home / "node.log")], say)
+    supervise([Supervised("node", command, commands.environment(home.resolve()), home / "node.log")], say)
 
 
 # --- Flower's command line
@@ -197,18 +200,18 @@ def write_connection(federation: Federation) -> None:
 
 
 def flwr(command: Sequence[str], environment: dict[str, str], patience: float = 60.0) -> dict[str, Any]:
-    """The JSON that a `flwr` command prints; `RunError` with its words where it failed."""
+    """The JSON that a `flwr` command prints; raises `RunError` with its message if it failed."""
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience)
     except FileNotFoundError:
         raise no_flower(command[0]) from None
     except subprocess.TimeoutExpired:
-        raise RunError(f"'{' '.join(command[:3])}' gave no answer in {patience:g} s: is the server up?") from None
+        raise RunError(f"'{' '.join(command[:3])}' did not finish in {patience:g} s: is the server running?") from None
     try:
         found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
     except ValueError:
-        said = " ".join((done.stderr or done.stdout).split())[-300:]
-        raise RunError(f"'{' '.join(command[:3])}' failed: {said or f'status {done.returncode}'}") from None
+        output = " ".join((done.stderr or done.stdout).split())[-300:]
+        raise RunError(f"'{' '.join(command[:3])}' failed: {output or f'status {done.returncode}'}") from None
     if not found.get("success", False):
         raise RunError(" ".join(str(found.get("error-message", "no reason given")).split())[:500])
     return found
@@ -219,7 +222,7 @@ def no_flower(what: str) -> ConfigError:
 
 
 def listening(port: int) -> bool:
-    """Whether something listens on this port of this machine."""
+    """Whether a process listens on this port of this machine."""
     try:
         with socket.create_connection(("127.0.0.1", port), 1.0):
             return True

@@ -1,4 +1,4 @@
-"""What is known of a federation, or of one node, from where one sits."""
+"""The state of a federation as its server sees it, and the ledger of one node as its owner sees it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedveil.deploy.limits import read_node
 from fedveil.deploy.processes import flwr, listening, write_connection
 
 Row = dict[str, Any]
-FLOATS = "not certified against a server that exploits floating point"
+FLOATING_POINT = "not certified against a server that exploits floating point"
 
 
 def of_node(home: Path) -> Row:
-    """A node's own account: for its owner, from its own disk."""
+    """A node's ledger, read from its disk, for its owner."""
     node = read_node(home)
     entries = NodeLedger(home).entries()
     limits = node.limits
@@ -38,7 +38,7 @@ def of_node(home: Path) -> Row:
 
 
 def _account(entries: Sequence[Entry], unit: str, adjacency: str, delta: float) -> Row:
-    """All rounds under one neighbouring relation, by the rule `realised`."""
+    """ε of all rounds under one neighbouring relation, by the rule `realised`."""
     epsilon = total(entries, unit, delta, adjacency)
     known = math.isfinite(epsilon)
     return {
@@ -49,12 +49,12 @@ def _account(entries: Sequence[Entry], unit: str, adjacency: str, delta: float) 
         "adjacency": adjacency,
         "epsilon": epsilon if known else None,
         "delta": delta if known else None,
-        "reason": FLOATS if known else "a round was sent without a certificate for this unit, or in test mode",
+        "reason": FLOATING_POINT if known else "a round was sent without a certificate for this unit, or in test mode",
     }
 
 
 def of_federation(federation: Federation) -> Row:
-    """The server, its nodes and runs; and the accounts of nodes whose folders are here."""
+    """The server, its nodes and runs; and the ledgers of nodes whose folders are on this machine."""
     up = listening(federation.port)
     found: Row = {"address": federation.address, "up": up, "nodes": [], "runs": []}
     states: dict[str, str] = {}

@@ -88,7 +88,7 @@ def first_layer(x: Array, g: Array, winner: Array, kernel: int) -> tuple[Array, 
 
 
 def rectified(best: Array, winner: Array) -> tuple[Array, Array]:
-    """Both after ReLU: where it lets nothing through, nobody won."""
+    """Applies ReLU to the pooled values. A window whose largest value is not positive gets no winner."""
     return jnp.maximum(best, 0.0), jnp.where(best > 0, winner, INACTIVE)
 
 
@@ -356,7 +356,7 @@ def _call(kernel: Any, body: Any, results: Any, grid: tuple[int, ...], given: li
 
 
 def _one_of(a: Any) -> pl.BlockSpec:
-    """The part of one example, by the first number of a program."""
+    """A block with one example; the first program index selects the example."""
     rest = (0,) * (len(a.shape) - 1)
     return pl.BlockSpec((None, *a.shape[1:]), lambda b, *_: (b, *rest))
 

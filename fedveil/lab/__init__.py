@@ -1,5 +1,14 @@
-"""The lab: a local web page to play in. What one clicks there is a config that one can script.
+"""The lab: a local web page for experiments. Every action on it is a config that can be scripted.
 
-The web server (`app`, `guard`, `serve`) never imports JAX: whatever computes runs in worker processes (`pool`, `worker`,
-`tasks`), so that the page answers while they compile, train or die.
+| module | what it does |
+|---|---|
+| `server` | a running lab: options, worker pools, web server |
+| `app`, `guard` | pages and JSON API; who may use them |
+| `requests`, `script` | requests and their forms; a request as a TOML file and as a command line |
+| `pool`, `worker`, `tasks` | jobs and worker processes; what workers compute |
+| `leak`, `account`, `pictures` | the live attack; ε for every adversary; uploads |
+| `runs`, `measured` | run folders, and the measurements that come with the lab |
+
+The web server never imports JAX. Everything that computes runs in worker processes, so the pages respond while a worker
+compiles, trains or dies.
 """

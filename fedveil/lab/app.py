@@ -1,4 +1,4 @@
-"""The lab's web application: pages, and the questions they ask. Nothing here computes: workers do."""
+"""The lab's web application: its pages and its JSON API. It computes nothing itself: worker processes do."""
 
 from __future__ import annotations
 
@@ -14,306 +14,304 @@ from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from fedveil import __version__
 from fedveil.core.errors import ConfigError, FedveilError, RunError
-from fedveil.core.jsontext import to_json
-from fedveil.lab import forms, guard, jobs, measured, requests, runs, script
-from fedveil.lab.jobs import Job
-from fedveil.lab.pictures import MOST_BYTES
-from fedveil.lab.pool import QueueFull
-from fedveil.lab.state import Lab, key_of
+from fedveil.core.system import to_json
+from fedveil.lab import guard, measured, pool, requests, runs, script
+from fedveil.lab.pictures import MAX_BYTES
+from fedveil.lab.pool import Job, QueueFull
+from fedveil.lab.requests import LeakRequest, TradeRequest
+from fedveil.lab.server import Lab, cache_key
 
 STATIC = Path(__file__).parent / "static"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-JSON_BYTES = 64_000
-SHOWN = 24  # pictures in one page of the gallery
-MOST_COMPARED = 12
-
-
-def answer(content: object, status: int = 200) -> Response:
-    """Strict JSON."""
-    return Response(to_json(content), status_code=status, media_type="application/json")
+PICTURE_TYPES = ("application/octet-stream", "image/png", "image/jpeg", "image/webp")
+MAX_JSON_BYTES = 64_000
+GALLERY_PAGE = 24  # pictures on one page of the gallery
+MAX_COMPARED = 12  # runs in one report
+PING = 5.0  # seconds without events after which a stream sends the state of its job
 
 
 def create(lab: Lab, host: str = "127.0.0.1", token: str | None = None) -> guard.Guard:
-    """The application behind its gate."""
+    """The application, protected by the guard."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_exception_handler(FedveilError, _refusal)
-    _choices(app, lab)
-    _leak(app, lab)
-    _trade(app, lab)
-    _jobs(app, lab)
-    _runs(app, lab)
-    _pages(app)  # last: its pattern takes any name
-    return guard.Guard(app, host, token, MOST_BYTES + 1000)
+    app.add_exception_handler(FedveilError, _error_response)
+    _add_choices(app, lab)
+    _add_account(app, lab)
+    _add_leak(app, lab)
+    _add_tradeoff(app, lab)
+    _add_jobs(app, lab)
+    _add_runs(app, lab)
+    _add_pages(app)  # last: its pattern matches any name
+    return guard.Guard(app, host, token, MAX_BYTES + 1000)
 
 
-async def _refusal(request: Request, error: Exception) -> Response:
+def json_response(content: object, status: int = 200) -> Response:
+    """Strict JSON: NaN and infinity become null."""
+    return Response(to_json(content), status_code=status, media_type="application/json")
+
+
+async def _error_response(request: Request, error: Exception) -> Response:
     """Every expected error is one line."""
-    code = 422 if isinstance(error, FedveilError) and error.exit_code == 2 else 500
-    code = 429 if isinstance(error, QueueFull) else code
-    return answer({"error": str(error)}, status=code)
+    status = 422 if isinstance(error, FedveilError) and error.exit_code == 2 else 500
+    status = 429 if isinstance(error, QueueFull) else status
+    return json_response({"error": str(error)}, status)
 
 
-def _pages(app: FastAPI) -> None:
-    """Files of the page, read once and answered from memory: what is not among them does not exist."""
+# --- pages
+
+
+def _add_pages(app: FastAPI) -> None:
+    """Serves the static files, which are read once. Only these files exist, whatever the path says."""
     files = {path.name: (path.read_bytes(), TYPES[path.suffix]) for path in STATIC.iterdir() if path.suffix in TYPES}
 
-    def shown(name: str) -> Response:
+    def file_response(name: str) -> Response:
         if name not in files:
-            return answer({"error": f"there is no page {name!r}: see /leak, /tradeoff, /runs"}, status=404)
+            return json_response({"error": f"there is no page {name!r}: see /leak, /tradeoff, /runs"}, 404)
         content, kind = files[name]
         return Response(content, media_type=kind)
 
-    async def first() -> Response:
+    @app.api_route("/", methods=["GET", "HEAD"])
+    async def home() -> Response:
         return RedirectResponse("/leak")
 
-    app.add_api_route("/", first, methods=["GET", "HEAD"])
-
+    @app.api_route("/static/{name}", methods=["GET", "HEAD"])
     async def static(name: str) -> Response:
-        return shown(name)
+        return file_response(name)
 
-    app.add_api_route("/static/{name}", static, methods=["GET", "HEAD"])
-
+    @app.api_route("/{page}", methods=["GET", "HEAD"])
     async def page(page: str) -> Response:
-        return shown("icon.svg" if page == "favicon.ico" else f"{page}.html")
-
-    app.add_api_route("/{page}", page, methods=["GET", "HEAD"])
+        return file_response("icon.svg" if page == "favicon.ico" else f"{page}.html")
 
 
-def _choices(app: FastAPI, lab: Lab) -> None:
-    async def choices() -> Response:
-        return answer(await asyncio.to_thread(offered))
+# --- forms, pictures and the privacy account
 
+
+def _add_choices(app: FastAPI, lab: Lab) -> None:
     def offered() -> dict[str, Any]:
-        known = lab.known("choices") or {**forms.choices(), "start": lab.start(), "version": __version__}
-        lab.remember("choices", known)
-        here = [
-            {**info, "here": forms.here(info["name"])} for info in known["datasets"]
-        ]  # one may be fetched meanwhile
-        return {**known, "datasets": here}
+        known = lab.cached("choices") or {**requests.choices(), "start": lab.start(), "version": __version__}
+        lab.cache("choices", known)
+        # A dataset may be downloaded while the lab runs.
+        datasets = [{**info, "here": requests.is_installed(info["name"])} for info in known["datasets"]]
+        return {**known, "datasets": datasets}
 
-    app.add_api_route("/api/choices", choices, methods=["GET"])
+    @app.get("/api/choices")
+    async def choices() -> Response:
+        return json_response(await asyncio.to_thread(offered))
 
+    @app.get("/api/gallery")
     async def gallery(dataset: str = "digits", first: int = 0) -> Response:
         if dataset not in requests.PICTURE_SETS:
             raise ConfigError("dataset", dataset, "takes one of: " + ", ".join(requests.PICTURE_SETS))
         if not 0 <= first <= 10_000_000:
             raise ConfigError("first", first, "takes a whole number, 0 or more")
-        asked = {"dataset": dataset, "first": first, "count": SHOWN}
-        return answer(await _answer(lab, "gallery", asked))
+        payload = {"dataset": dataset, "first": first, "count": GALLERY_PAGE}
+        return json_response(await _compute(lab, "gallery", payload))
 
-    app.add_api_route("/api/gallery", gallery, methods=["GET"])
-
+    @app.post("/api/uploads")
     async def upload(request: Request) -> Response:
         kind = request.headers.get("content-type", "")
-        if kind.split(";")[0].strip() not in ("application/octet-stream", "image/png", "image/jpeg", "image/webp"):
-            raise ConfigError(
-                "content-type", kind, "takes image/png, image/jpeg, image/webp or application/octet-stream"
-            )
-        return answer(await _answer(lab, "upload", {"content": await request.body()}, keep=False))
+        if kind.split(";")[0].strip() not in PICTURE_TYPES:
+            takes = "takes image/png, image/jpeg, image/webp or application/octet-stream"
+            raise ConfigError("content-type", kind, takes)
+        return json_response(await _compute(lab, "upload", {"content": await request.body()}, cached=False))
 
-    app.add_api_route("/api/uploads", upload, methods=["POST"])
 
+def _add_account(app: FastAPI, lab: Lab) -> None:
+    @app.post("/api/account")
     async def account(request: Request) -> Response:
-        """ε per seat: of a training (`trade`), or of the training that a leak is one round of (`leak`)."""
+        """ε for every adversary: of a training (`trade`), or of the training to which a leak belongs (`leak`)."""
         body = await _json(request)
-        document = requests.check(_document(body))
+        if "leak" in body:
+            document = requests.read(LeakRequest, body["leak"]).federation_document()
+        else:
+            document = requests.read(TradeRequest, body.get("trade")).document()
         group = f"account-{str(body.get('page', ''))[:32]}"
-        return answer(await _answer(lab, "account", {"document": document}, group=group))
-
-    app.add_api_route("/api/account", account, methods=["POST"])
+        return json_response(await _compute(lab, "account", {"document": requests.check(document)}, group=group))
 
 
-def _document(body: dict[str, Any]) -> dict[str, Any]:
-    if "leak" in body:
-        return requests.read(requests.LeakAsk, body["leak"]).federation_document()
-    return requests.read(requests.TradeAsk, body.get("trade")).document()
+# --- the Leak page
 
 
-def _leak(app: FastAPI, lab: Lab) -> None:
-    async def scripted(request: Request) -> Response:
-        body = await _json(request)
-        return answer(await _scripts(lab, requests.read(requests.LeakAsk, body.get("leak"))))
+def _add_leak(app: FastAPI, lab: Lab) -> None:
+    @app.post("/api/leak/script")
+    async def scripts(request: Request) -> Response:
+        leak: LeakRequest = requests.read(LeakRequest, (await _json(request)).get("leak"))
+        (undefended, defended), picked = await _attack_documents(lab, leak)
+        training = requests.check(leak.federation_document())
+        return json_response(
+            {
+                "open": script.both("attack", undefended, "open.toml"),
+                "defended": script.both("attack", defended, "defended.toml"),
+                "account": script.both("ledger", training, "training.toml"),
+                "labels": picked["labels"],
+            }
+        )
 
-    app.add_api_route("/api/leak/script", scripted, methods=["POST"])
-
+    @app.post("/api/leak")
     async def start(request: Request) -> Response:
-        ask: requests.LeakAsk = requests.read(requests.LeakAsk, (await _json(request)).get("leak"))
-        documents, _ = await _leak_documents(lab, ask)
-        if ask.defense.get("name") == "none":
+        leak: LeakRequest = requests.read(LeakRequest, (await _json(request)).get("leak"))
+        documents, _ = await _attack_documents(lab, leak)
+        if leak.defense.get("name") == "none":
             documents = documents[:1]
-        title = f"{ask.attack} on {ask.picture.dataset}, {ask.defense.get('name')}, tap {ask.tap}"
-        return answer(_described(lab, lab.work.submit("leak", {"documents": documents}, title)))
-
-    app.add_api_route("/api/leak", start, methods=["POST"])
+        title = f"{leak.attack} on {leak.picture.dataset}, {leak.defense.get('name')}, tap {leak.tap}"
+        return json_response(_describe(lab, lab.work.submit("leak", {"documents": documents}, title)))
 
 
-async def _leak_documents(lab: Lab, ask: requests.LeakAsk) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Configs of the attack without and with the defence, on a file of the pictures that exists."""
-    picked = await _answer(lab, "pick", {"ask": ask.model_dump()})
-    if not Path(picked["file"]).is_file():  # someone cleared the folder
-        picked = await _answer(lab, "pick", {"ask": ask.model_dump()}, keep=False)
-    made = [requests.check(ask.attack_document(picked["file"], defended=on)) for on in (False, True)]
-    return made, picked
+async def _attack_documents(lab: Lab, leak: LeakRequest) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The configs of the attack without and with the defence; and the file of pictures that they attack."""
+    picked = await _compute(lab, "pick", {"ask": leak.model_dump()})
+    if not Path(picked["file"]).is_file():  # the folder was cleared after the answer was cached
+        picked = await _compute(lab, "pick", {"ask": leak.model_dump()}, cached=False)
+    documents = [leak.attack_document(picked["file"], defended=defended) for defended in (False, True)]
+    return [requests.check(document) for document in documents], picked
 
 
-async def _scripts(lab: Lab, ask: requests.LeakAsk) -> dict[str, Any]:
-    (plain, defended), picked = await _leak_documents(lab, ask)
-    account = requests.check(ask.federation_document())
-    return {
-        "open": script.both("attack", plain, "open.toml"),
-        "defended": script.both("attack", defended, "defended.toml"),
-        "account": script.both("ledger", account, "training.toml"),
-        "labels": picked["labels"],
-    }
+# --- the Trade-off page
 
 
-def _trade(app: FastAPI, lab: Lab) -> None:
+def _add_tradeoff(app: FastAPI, lab: Lab) -> None:
+    @app.post("/api/trade")
     async def trade(request: Request) -> Response:
-        """What is known without computing: the texts to copy, and runs of the same dataset."""
-        ask: requests.TradeAsk = requests.read(requests.TradeAsk, (await _json(request)).get("trade"))
-        document = requests.check(ask.document())
+        """What is known without computing: scripts to copy, and runs on the same dataset."""
+        asked: TradeRequest = requests.read(TradeRequest, (await _json(request)).get("trade"))
+        document = requests.check(asked.document())
         known = await asyncio.to_thread(_known_runs, lab, document)
-        texts = {
-            "train": script.both("train", document, "training.toml"),
-            "ledger": script.both("ledger", document, "training.toml"),
-        }
-        return answer({**known, "scripts": texts})
+        texts = {name: script.both(name, document, "training.toml") for name in ("train", "ledger")}
+        return json_response({**known, "scripts": texts})
 
-    app.add_api_route("/api/trade", trade, methods=["POST"])
-
+    @app.post("/api/train")
     async def train(request: Request) -> Response:
-        ask: requests.TradeAsk = requests.read(requests.TradeAsk, (await _json(request)).get("trade"))
-        document = requests.check(ask.document())
-        if not await asyncio.to_thread(forms.here, ask.dataset):
-            raise ConfigError("data.name", ask.dataset, f"its files are not here: fedveil data get {ask.dataset}")
+        asked: TradeRequest = requests.read(TradeRequest, (await _json(request)).get("trade"))
+        document = requests.check(asked.document())
+        if not await asyncio.to_thread(requests.is_installed, asked.dataset):
+            takes = f"its files are not installed: fedveil data get {asked.dataset}"
+            raise ConfigError("data.name", asked.dataset, takes)
         name = runs.new_name(lab.runs, document)
         payload = {"document": document, "run": str(lab.runs / name)}
-        title = f"training on {ask.dataset}, {ask.defense.get('name')}, {ask.rounds} rounds"
-        return answer({**_described(lab, lab.work.submit("train", payload, title)), "run": name})
-
-    app.add_api_route("/api/train", train, methods=["POST"])
+        title = f"training on {asked.dataset}, {asked.defense.get('name')}, {asked.rounds} rounds"
+        return json_response({**_describe(lab, lab.work.submit("train", payload, title)), "run": name})
 
 
 def _known_runs(lab: Lab, document: dict[str, Any]) -> dict[str, Any]:
-    """Measured accuracies for the document's dataset, and which of them have its very settings: own runs first."""
-    asked = runs.fingerprint(document)
+    """Measured accuracies on the document's dataset, local runs first; `same`: those with exactly its settings."""
+    wanted = runs.fingerprint(document)
     points = [*runs.finished(lab.runs), *measured.points()]
-    here = [point for point in points if point["dataset"] == document["data"]["name"]]
-    told = [{**point, "same": asked is not None and point["fingerprint"] == asked} for point in here]
-    return {"runs": told, "same": [point for point in told if point["same"]]}
+    on_dataset = [point for point in points if point["dataset"] == document["data"]["name"]]
+    known = [{**point, "same": wanted is not None and point["fingerprint"] == wanted} for point in on_dataset]
+    return {"runs": known, "same": [point for point in known if point["same"]]}
 
 
-def _jobs(app: FastAPI, lab: Lab) -> None:
-    async def listed() -> Response:
-        known = sorted(lab.work.jobs.values(), key=lambda job: -job.created)
-        told = [{**_described(lab, job), "result": None} for job in known]
-        workers = [*lab.work.workers(), *lab.quick.workers()]
-        news = [*lab.work.news, *lab.quick.news]
-        return answer({"jobs": told, "workers": workers, "news": news, "limits": _limits(lab)})
+# --- jobs
 
-    app.add_api_route("/api/jobs", listed, methods=["GET"])
 
+def _add_jobs(app: FastAPI, lab: Lab) -> None:
+    @app.get("/api/jobs")
+    async def jobs() -> Response:
+        newest_first = sorted(lab.work.jobs.values(), key=lambda job: -job.created)
+        return json_response(
+            {
+                "jobs": [{**_describe(lab, job), "result": None} for job in newest_first],
+                "workers": [*lab.work.workers(), *lab.quick.workers()],
+                "news": [*lab.work.news, *lab.quick.news],
+                "limits": _limits(lab),
+            }
+        )
+
+    @app.get("/api/jobs/{name}")
     async def one(name: str, first: int = 0) -> Response:
         job = lab.job(name)
-        events, place = job.since(max(0, first))
-        return answer({**_described(lab, job), "events": events, "next": place})
+        events, following = job.since(max(0, first))
+        return json_response({**_describe(lab, job), "events": events, "next": following})
 
-    app.add_api_route("/api/jobs/{name}", one, methods=["GET"])
-
+    @app.get("/api/jobs/{name}/events")
     async def follow(name: str, request: Request) -> Response:
-        job = lab.job(name)
         last = request.headers.get("last-event-id", "0")
         first = int(last) if last.isdecimal() else 0
-        return StreamingResponse(_stream(lab, job, first), media_type="text/event-stream")
+        return StreamingResponse(_stream(lab, lab.job(name), first), media_type="text/event-stream")
 
-    app.add_api_route("/api/jobs/{name}/events", follow, methods=["GET"])
-
+    @app.post("/api/jobs/{name}/cancel")
     async def cancel(name: str) -> Response:
         job = lab.job(name)
         lab.work.cancel(job)
-        return answer(_described(lab, job))
-
-    app.add_api_route("/api/jobs/{name}/cancel", cancel, methods=["POST"])
+        return json_response(_describe(lab, job))
 
 
 def _limits(lab: Lab) -> dict[str, float]:
     limits = lab.work.limits
-    return {"seconds": limits.seconds, "memory": limits.memory, "waiting": limits.waiting, "upload": MOST_BYTES}
+    return {"seconds": limits.seconds, "memory": limits.memory, "waiting": limits.waiting, "upload": MAX_BYTES}
 
 
-def _described(lab: Lab, job: Job) -> dict[str, Any]:
-    return {**job.as_dict(), "before": lab.work.place(job)}
+def _describe(lab: Lab, job: Job) -> dict[str, Any]:
+    return {**job.as_dict(), "before": lab.work.position(job)}
 
 
-async def _stream(lab: Lab, job: Job, place: int) -> AsyncIterator[bytes]:
-    """Events as they come, then the job's end. A line now and then keeps the connection open."""
-    quiet = time.monotonic()
+async def _stream(lab: Lab, job: Job, following: int) -> AsyncIterator[bytes]:
+    """Server-sent events: those of the job, its end, and in between its state every few seconds."""
+    last_sent = time.monotonic()
     while not lab.stopping():
-        ended = job.state not in jobs.OPEN  # looked at first: what was told before its end is sent before it
-        events, after = job.since(place)
+        ended = job.state not in pool.OPEN  # read first, so that all events before the end are sent before it
+        events, after = job.since(following)
         for number, event in enumerate(events, start=after - len(events) + 1):
             yield f"id: {number}\ndata: {to_json(event)}\n\n".encode()
-        place = after
+        following = after
         if ended:
-            yield f"event: end\ndata: {to_json(_described(lab, job))}\n\n".encode()
+            yield f"event: end\ndata: {to_json(_describe(lab, job))}\n\n".encode()
             return
         if events:
-            quiet = time.monotonic()
-        elif time.monotonic() - quiet > 5:
-            quiet = time.monotonic()
-            yield f"event: wait\ndata: {to_json(_described(lab, job))}\n\n".encode()
+            last_sent = time.monotonic()
+        elif time.monotonic() - last_sent > PING:
+            last_sent = time.monotonic()
+            yield f"event: wait\ndata: {to_json(_describe(lab, job))}\n\n".encode()
         await asyncio.sleep(0.08)
 
 
-def _runs(app: FastAPI, lab: Lab) -> None:
-    def listed() -> Response:
+# --- the Runs page
+
+
+def _add_runs(app: FastAPI, lab: Lab) -> None:
+    @app.get("/api/runs")
+    def all_runs() -> Response:
         found = [runs.summary(path) for path in runs.listed(lab.runs).values()]
-        return answer({"folder": str(lab.runs), "runs": found})
+        return json_response({"folder": str(lab.runs), "runs": found})
 
-    app.add_api_route("/api/runs", listed, methods=["GET"])
-
+    @app.get("/api/runs/{name}")
     def one(name: str, first: int = 0) -> Response:
-        path = _run(lab, name)
+        path = _run_path(lab, name)
         config = runs.read_config(path)
-        sections = {key: value for key, value in config.items() if key not in ("defense",)}
-        defense = config.get("defense", [])
+        defenses = config.get("defense", [])
         texts = None
-        if len(defense) == 1:
-            texts = script.both("train", {**sections, "defense": defense[0]}, str(path / "config.toml"))
-        return answer({**runs.detail(path, max(0, first)), "path": str(path), "scripts": texts})
+        if len(defenses) == 1:
+            texts = script.both("train", {**config, "defense": defenses[0]}, str(path / "config.toml"))
+        return json_response({**runs.detail(path, max(0, first)), "path": str(path), "scripts": texts})
 
-    app.add_api_route("/api/runs/{name}", one, methods=["GET"])
-
+    @app.get("/report")
     async def report(request: Request) -> Response:
         names = request.query_params.getlist("run")
-        if not 1 <= len(names) <= MOST_COMPARED:
-            raise ConfigError("run", names, f"takes one to {MOST_COMPARED} names of runs")
-        paths = await asyncio.to_thread(lambda: [str(_run(lab, name)) for name in names])
-        page = await _answer(lab, "report", {"runs": paths}, keep=False)
+        if not 1 <= len(names) <= MAX_COMPARED:
+            raise ConfigError("run", names, f"takes one to {MAX_COMPARED} names of runs")
+        paths = await asyncio.to_thread(lambda: [str(_run_path(lab, name)) for name in names])
+        page = await _compute(lab, "report", {"runs": paths}, cached=False)
         headers = {"content-security-policy": guard.REPORT_POLICY}
         return Response(page, media_type="text/html; charset=utf-8", headers=headers)
 
-    app.add_api_route("/report", report, methods=["GET"])
 
-
-def _run(lab: Lab, name: str) -> Path:
+def _run_path(lab: Lab, name: str) -> Path:
     found = runs.listed(lab.runs)
     if name not in found:
         raise ConfigError("run", name, f"there is no such run in {lab.runs}")
     return found[name]
 
 
-# --- asking workers ------------------------------------------------------------------------------------------------
+# --- reading requests and calling workers
 
 
 async def _json(request: Request) -> dict[str, Any]:
-    """The body as a JSON object. Its type must be JSON, which no other site's form can send."""
+    """The body as a JSON object. Its content type must be JSON, which a form on another site cannot send."""
     kind = request.headers.get("content-type", "").split(";")[0].strip()
     if kind != "application/json":
         raise ConfigError("content-type", kind, "takes application/json")
     raw = await request.body()
-    if len(raw) > JSON_BYTES:
-        raise ConfigError("request", f"{len(raw):,} bytes", f"takes at most {JSON_BYTES:,}")
+    if len(raw) > MAX_JSON_BYTES:
+        raise ConfigError("request", f"{len(raw):,} bytes", f"takes at most {MAX_JSON_BYTES:,}")
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError):
@@ -323,24 +321,26 @@ async def _json(request: Request) -> dict[str, Any]:
     return body
 
 
-async def _answer(lab: Lab, kind: str, payload: dict[str, Any], *, keep: bool = True, group: str | None = None) -> Any:
-    """What the quick worker says, or said when it was asked the same before."""
-    key = key_of(kind, payload) if keep else ""
-    known = lab.known(key) if keep else None
+async def _compute(
+    lab: Lab, kind: str, payload: dict[str, Any], *, cached: bool = True, group: str | None = None
+) -> Any:
+    """The result of a task on the quick worker, or its cached result."""
+    key = cache_key(kind, payload) if cached else ""
+    known = lab.cached(key) if cached else None
     if known is not None:
         return known
     job = lab.quick.submit(kind, payload, kind, group)
     await asyncio.wrap_future(job.finished)
-    if job.state == jobs.DONE:
-        if keep:
-            lab.remember(key, job.result)
+    if job.state == pool.DONE:
+        if cached:
+            lab.cache(key, job.result)
         return job.result
-    if job.wrong_usage or job.state == jobs.CANCELLED:
-        raise _Refused(job.message)
+    if job.wrong_usage or job.state == pool.CANCELLED:
+        raise _InvalidRequest(job.message)
     raise RunError(job.message)
 
 
-class _Refused(FedveilError):
-    """A worker's `ConfigError`, whose text is whole already."""
+class _InvalidRequest(FedveilError):
+    """A `ConfigError` of a worker; its message is already complete."""
 
     exit_code = 2

@@ -1,11 +1,11 @@
-"""Who may speak to the lab, and what browsers may do with its pages. Plain ASGI, in front of everything else.
+"""Access control for the lab, as plain ASGI middleware in front of the application.
 
-- **Host**: a page from elsewhere that has its name point here (DNS rebinding) sends its own name as Host: refused.
-- **Origin**: a request that a browser makes for another site's page says so (Origin, Sec-Fetch-Site): refused. There is no
-  CORS header anywhere, so no other page can read an answer.
-- **Token**: for hosts other than loopback every request needs it, as a cookie, as `Authorization: Bearer`, or once as
+- **Host**: a site that points its name at this machine (DNS rebinding) sends its own name as Host and is refused.
+- **Origin**: a browser marks requests from other sites (Origin, Sec-Fetch-Site); they are refused. No response has a CORS
+  header, so no other site can read one.
+- **Token**: unless the host is loopback, every request needs the token: as a cookie, as `Authorization: Bearer`, or once as
   `?token=` in the address, which sets the cookie.
-- **Size**: a request's body is counted while it is read.
+- **Size**: the body of a request is counted while it is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-# A report is one page with everything inside it: it may use that, and reaches neither the lab nor anything else.
+# A report is one self-contained page: it runs its own scripts, and can contact neither the lab nor any other site.
 REPORT_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; sandbox allow-scripts allow-downloads allow-popups"
@@ -45,7 +45,7 @@ HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
+    """Whether only this machine can reach a server on this host."""
     if host == "localhost":
         return True
     try:
@@ -55,10 +55,10 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """The gate before an application."""
+    """Checks every request before the application sees it."""
 
-    def __init__(self, app: Callable[..., Awaitable[None]], host: str, token: str | None, most_bytes: int):
-        self.app, self.host, self.token, self.most_bytes = app, host, token, most_bytes
+    def __init__(self, app: Callable[..., Awaitable[None]], host: str, token: str | None, max_bytes: int):
+        self.app, self.host, self.token, self.max_bytes = app, host, token, max_bytes
         self.names = {"localhost"} if is_loopback(host) else {"localhost", host.lower(), socket.gethostname().lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,28 +71,28 @@ class Guard:
         if refused is not None:
             await _answer(send, *refused)
             return
-        if self.token is not None and not self._knows_token(headers):
+        if self.token is not None and not self._has_token(headers):
             await self._ask_for_token(scope, send)
             return
-        await self.app(scope, self._counted(receive, headers), _with_headers(send))
+        await self.app(scope, self._counted(receive), _with_headers(send))
 
     def _refused(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
-        if not self._host_is_ours(headers.get("host", "")):
-            return 421, "this address is not the lab's: open it under the address that `fedveil lab` printed"
+        if not self._is_own_host(headers.get("host", "")):
+            return 421, "wrong host name: open the lab at the address that `fedveil lab` printed"
         if scope["method"] in ("GET", "HEAD"):
             return None
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != headers.get("host"):
-            return 403, "refused: the request comes from another site's page"
+            return 403, "refused: the request comes from another site"
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            return 403, "refused: the request comes from another site's page"
+            return 403, "refused: the request comes from another site"
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > self.most_bytes:
-            return 413, f"too large: the lab takes at most {self.most_bytes:,} bytes"
+        if not length.isdecimal() or int(length) > self.max_bytes:
+            return 413, f"too large: the lab accepts at most {self.max_bytes:,} bytes"
         return None
 
-    def _host_is_ours(self, host: str) -> bool:
-        """Names of ours, and addresses in numbers, which no name can be made to stand for."""
+    def _is_own_host(self, host: str) -> bool:
+        """Accepts the lab's own names, and numeric addresses, which DNS rebinding cannot forge."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
@@ -105,12 +105,12 @@ class Guard:
             return False
         return number.is_loopback or not is_loopback(self.host)
 
-    def _knows_token(self, headers: dict[str, str]) -> bool:
+    def _has_token(self, headers: dict[str, str]) -> bool:
         assert self.token is not None
         cookies: SimpleCookie = SimpleCookie()
         try:
             cookies.load(headers.get("cookie", ""))
-        except Exception:  # a cookie of someone else's making
+        except Exception:  # a malformed cookie
             cookies = SimpleCookie()
         shown = [cookies[COOKIE].value] if COOKIE in cookies else []
         kind, _, value = headers.get("authorization", "").partition(" ")
@@ -118,7 +118,7 @@ class Guard:
         return any(hmac.compare_digest(one.encode(), self.token.encode()) for one in shown)
 
     async def _ask_for_token(self, scope: Scope, send: Send) -> None:
-        """A token in the address is taken over into a cookie, and out of the address."""
+        """Moves a token from the address into a cookie; without a token, refuses."""
         assert self.token is not None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = [value for key, value in query if key == "token"]
@@ -129,17 +129,17 @@ class Guard:
             extra = {"location": path + (f"?{rest}" if rest else ""), "set-cookie": cookie}
             await _answer(send, 303, "", extra)
             return
-        await _answer(send, 401, "this lab needs its token: open the address that `fedveil lab` printed")
+        await _answer(send, 401, "this lab requires a token: open the address that `fedveil lab` printed")
 
-    def _counted(self, receive: Receive, headers: dict[str, str]) -> Receive:
-        """The body, cut off as a broken connection where it grows beyond what was announced or is allowed."""
+    def _counted(self, receive: Receive) -> Receive:
+        """Counts the bytes of the body; beyond the limit the application sees a closed connection."""
         seen = 0
 
         async def counted() -> Message:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
-            return message if seen <= self.most_bytes else {"type": "http.disconnect"}
+            return message if seen <= self.max_bytes else {"type": "http.disconnect"}
 
         return counted
 

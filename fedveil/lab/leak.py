@@ -1,7 +1,7 @@
-"""The live attack of the Leak page: what a tap shows without and with the defence, attacked side by side.
+"""The live attack of the Leak page: attacks what a tap shows without and with the defence, side by side.
 
-Both sides are one batch of attacks from the same starts, so that they differ in the defence alone. What is shown on the way
-is compared with the truth, as a bench does; the attack itself sees the two observations and nothing else.
+Both sides are one batch of attacks from the same starts, so that they differ in the defence alone. The intermediate
+pictures are compared with the truth, as a bench does; the attack sees the two observations and nothing else.
 """
 
 from __future__ import annotations
@@ -9,64 +9,72 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedveil.attacks import study, truth
-from fedveil.attacks.catalog import settings as make_settings
-from fedveil.attacks.observe import Observation, from_tap
-from fedveil.attacks.reconstruction.run import Reconstruction, reconstruct
-from fedveil.attacks.reconstruction.scheduler import Sight
+from fedveil.attacks.base import Execution, Reconstruction, ReconstructionAttack, check_tap
+from fedveil.attacks.observation import GradientObservation
+from fedveil.attacks.reconstruction.scheduler import Snapshot
 from fedveil.attacks.score import Scores, assigned, psnr, score, ssim
-from fedveil.config import from_dict
+from fedveil.attacks.study import Round
+from fedveil.config import Config, from_dict
 from fedveil.core.keys import Draws
 from fedveil.data.pixels import png_uri
 from fedveil.federation import prepare
 
 Tell = Callable[[dict[str, Any]], None]
 SIDES = ("open", "defended")
-BETWEEN = 0.35  # seconds between two looks at an attack, about
-GROWTH = 6  # the first looks come after 1, 2, 3, … evaluations, later ones a sixth of what was made
+BETWEEN = 0.35  # seconds between two pictures of an attack, about
+GROWTH = 6  # early pictures follow after 1, 2, 3, … evaluations, later ones after a sixth of those made so far
 
 
 def run(documents: list[dict[str, Any]], tell: Tell) -> dict[str, Any]:
     """Attacks the first round of each document (undefended first); tells truth, steps; returns the scores."""
     tell({"stage": "observing", "text": "the client computes its gradient"})
     draws = Draws.of(from_dict(documents[0]).train.noise_seed)  # one: the same batch without and with the defence
-    seen = [_observe(document, draws) for document in documents]
-    config, (x, y) = seen[0][2], seen[0][1]
+    sides = [_observe(document, draws) for document in documents]
+    config, x, y = sides[0].config, sides[0].x, sides[0].y
     tell({"stage": "truth", "pictures": [[png_uri(p) for p in one] for one in x], "labels": y.tolist()})
-    together = _stack([observation for observation, _, _ in seen])
-    settings = make_settings(config.attack.name, **config.attack.given())
+    together = _stack([side.observation for side in sides])
     tell({"stage": "compiling", "text": "the attack is compiled (once for each model and size)"})
-    eyes = _Eyes(x, tell)
-    done = reconstruct(together, settings, precision=config.speed.precision, watch=eyes)
-    scores = score(done, np.concatenate([x] * len(seen)), np.concatenate([y] * len(seen)), config.attack.rule)
-    return {SIDES[side]: _summary(scores, side, len(x)) for side in range(len(seen))} | {
+    done = sides[0].attack.run(together, Execution(precision=config.speed.precision, monitor=_Monitor(x, tell)))
+    scores = score(done, np.concatenate([x] * len(sides)), np.concatenate([y] * len(sides)), config.attack.rule)
+    return {SIDES[side]: _summary(scores, side, len(x)) for side in range(len(sides))} | {
         "rule": scores.rule.says,
         "seconds": done.seconds,
         "compile_seconds": done.compile_seconds,
     }
 
 
-def _observe(document: dict[str, Any], draws: Draws) -> tuple[Observation, tuple[np.ndarray, np.ndarray], Any]:
-    """What the tap shows of the one client, and what is behind it."""
+@dataclass(frozen=True)
+class _Side:
+    """One side: what the tap shows of the one client, and the truth."""
+
+    config: Config
+    attack: ReconstructionAttack
+    observation: GradientObservation
+    x: np.ndarray
+    y: np.ndarray
+
+
+def _observe(document: dict[str, Any], draws: Draws) -> _Side:
     config = from_dict(document)
-    study.check_tap(config.attack)
+    attack, tap = config.attack.make(), config.attack.at
+    assert isinstance(attack, ReconstructionAttack)
+    check_tap(attack, tap)
     federation = prepare(config, trainable=False, draws=draws)
-    state = federation.simulator.start()
-    observation = from_tap(federation, state, 0, [0], config.attack.at)
-    return observation, truth.of_tap(federation, 0, [0], config.attack.at), federation.config
+    attacked = Round(federation, federation.simulator.start(), 0)
+    return _Side(federation.config, attack, *attacked.observe(attack, [0], tap))
 
 
-def _stack(seen: list[Observation]) -> Observation:
+def _stack(seen: list[GradientObservation]) -> GradientObservation:
     """Observations of the same client under different defences as one; ids recur, so that starts are the same."""
     own = any(one.own_params for one in seen)
 
-    def params(one: Observation) -> Any:
+    def params(one: GradientObservation) -> Any:
         if one.own_params or not own:
             return one.params
         return jax.tree.map(lambda a: np.repeat(np.asarray(a)[None], len(one), axis=0), one.params)
@@ -83,27 +91,27 @@ def _stack(seen: list[Observation]) -> Observation:
     )
 
 
-class _Eyes:
-    """Watches the attacks: scores what they have so far, tells it, and says when to look again."""
+class _Monitor:
+    """Scores the attacks on their way, reports them, and says when it wants to be called again."""
 
     def __init__(self, x: np.ndarray, tell: Tell):
         self.x, self.tell = x, tell
         self.began = time.monotonic()
-        self.lengths: dict[int, int] = {}  # of each thread's last spell
+        self.lengths: dict[int, int] = {}  # of each thread's last chunk
         self.lock = threading.Lock()
 
-    def __call__(self, inputs: np.ndarray, labels: np.ndarray, sight: Sight) -> int:
-        for place, number in enumerate(sight.attack):
-            self._show(int(number), inputs[place], labels[place], sight, place)
+    def __call__(self, inputs: np.ndarray, labels: np.ndarray, shot: Snapshot) -> int:
+        for row in range(len(shot.attack)):
+            self._show(inputs[row], labels[row], shot, row)
         thread = threading.get_ident()
         before = self.lengths.get(thread, 1)
-        at_most = BETWEEN * before / max(sight.seconds, 1e-4)
-        length = int(max(1, min(int(sight.evaluations.max()) // GROWTH, at_most)))
+        at_most = BETWEEN * before / max(shot.seconds, 1e-4)
+        length = int(max(1, min(int(shot.evaluations.max()) // GROWTH, at_most)))
         self.lengths[thread] = length
         return length
 
-    def _show(self, number: int, inputs: np.ndarray, labels: np.ndarray, sight: Sight, place: int) -> None:
-        side, attack = divmod(number, len(self.x))
+    def _show(self, inputs: np.ndarray, labels: np.ndarray, shot: Snapshot, row: int) -> None:
+        side, attack = divmod(int(shot.attack[row]), len(self.x))
         real = self.x[attack]
         found, guessed = assigned(inputs[None].astype(np.float64), labels[None], real[None])
         alike = [ssim(mine, its) for mine, its in zip(found[0], real, strict=True)]
@@ -111,9 +119,9 @@ class _Eyes:
             "stage": "step",
             "side": SIDES[side],
             "attack": attack,
-            "iteration": int(sight.iteration[place]),
-            "evaluations": int(sight.evaluations[place]),
-            "distance": float(sight.distance[place]),
+            "iteration": int(shot.iteration[row]),
+            "evaluations": int(shot.evaluations[row]),
+            "distance": float(shot.distance[row]),
             "ssim": alike,
             "labels": guessed[0].tolist(),
             "seconds": round(time.monotonic() - self.began, 3),

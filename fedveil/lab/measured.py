@@ -1,7 +1,7 @@
-"""Accuracies that come with the lab, so that the Trade-off page has something to show before the first own run.
+"""Measured accuracies that come with the lab, so that the Trade-off page shows runs before the user trains any.
 
-`python -m fedveil.lab.measured` measures them again, run by run, and writes `measured.json`. Each is a config and what its
-training came to; a test trains some of them again.
+`python -m fedveil.lab.measured` measures them again and writes `measured.json`. Each entry is a config and the result of
+its training; a test repeats some of them.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Any
 
 from fedveil import __version__
 from fedveil.config import from_dict, resolve
-from fedveil.lab.requests import TradeAsk
+from fedveil.lab.requests import TradeRequest
 
 FILE = Path(__file__).parent / "measured.json"
 KEPT = ("tap", "unit", "epsilon", "delta", "adjacency", "certified", "accountant")
 
 
-def wanted() -> list[TradeAsk]:
-    """The settings to measure: digits without a defence, and under a range of noise for the two of fed-cdp."""
-    asked = [TradeAsk(defense={"name": "none"})]
+def wanted() -> list[TradeRequest]:
+    """The trainings to measure: digits without a defence, and with a range of noise for fed-cdp and fed-sdp."""
+    asked = [TradeRequest(defense={"name": "none"})]
     for noise in (0.1, 0.3, 1.0, 3.0, 6.0):
-        asked.append(TradeAsk(defense={"name": "fed-cdp", "clip": 1.0, "noise": noise}))
+        asked.append(TradeRequest(defense={"name": "fed-cdp", "clip": 1.0, "noise": noise}))
     for noise in (0.3, 1.0, 3.0, 6.0):
-        asked.append(TradeAsk(defense={"name": "fed-sdp", "clip": 1.0, "noise": noise}))
+        asked.append(TradeRequest(defense={"name": "fed-sdp", "clip": 1.0, "noise": noise}))
     return asked
 
 
 def measure(document: dict[str, Any]) -> dict[str, Any]:
-    """One training by a noise seed, as an entry of the file, with the certificates of the same training by secret draws."""
+    """An entry of the file: a training with a noise seed, and the certificates of the same training with secret draws."""
     from fedveil.accounting import ledger
-    from fedveil.api import train
     from fedveil.federation import plan
+    from fedveil.training import train
 
     seed = document["train"].get("seed", 0)
     result = train({**document, "train": {**document["train"], "noise_seed": seed}})
@@ -61,7 +61,7 @@ def known() -> tuple[dict[str, Any], ...]:
 
 @lru_cache(maxsize=1)
 def points() -> tuple[dict[str, Any], ...]:
-    """The entries in the form of finished runs."""
+    """The entries as finished runs."""
     from fedveil.lab.runs import fingerprint, settings
 
     made = []
@@ -84,12 +84,12 @@ def points() -> tuple[dict[str, Any], ...]:
 
 
 def main() -> None:
-    from fedveil.core.jsontext import to_json
+    from fedveil.core.system import to_json
 
     entries = []
-    for ask in wanted():
-        entries.append(measure(ask.document()))
-        print(entries[-1]["accuracy"], ask.defense, file=sys.stderr, flush=True)
+    for request in wanted():
+        entries.append(measure(request.document()))
+        print(entries[-1]["accuracy"], request.defense, file=sys.stderr, flush=True)
     FILE.write_text("[\n" + ",\n".join(to_json(entry) for entry in entries) + "\n]\n", encoding="utf-8")
 
 

@@ -1,25 +1,31 @@
-"""What the page may ask for: checked, bounded to what a small machine does in minutes, and turned into configs.
+"""The requests that the pages make, and the forms in which users fill them in.
 
-Everything here is a config in the end, so that what is clicked can be scripted. Limits of the lab are those of its fields;
-what the config itself refuses is refused with the config's own words.
+A request is checked, limited to what a small machine computes in minutes, and turned into a config, so that everything on
+the page can be scripted. The forms are built from the tables that check configs: names, keys, types, limits, defaults.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import dataclasses
+import types
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedveil.attacks.registry import ATTACKS
 from fedveil.config import from_dict, resolve
 from fedveil.core.errors import ConfigError, unknown_name
+from fedveil.core.taps import TAPS
 from fedveil.core.validation import one_line
+from fedveil.data.files import find
 from fedveil.data.registry import DATASETS
-from fedveil.defenses.catalog import make_all
+from fedveil.defenses.base import Defense
+from fedveil.defenses.catalog import DEFENSES
 from fedveil.models.catalog import MODELS
 
 Document = dict[str, Any]
 
-MOST_PICTURES = 16  # behind one attacked gradient or update
+MAX_PICTURES = 16  # in one attacked gradient or update
 PICTURE_SETS = tuple(i.name for i in DATASETS.values() if i.kind == "image" and i.trainable and i.name != "file")
 TRAIN_SETS = tuple(i.name for i in DATASETS.values() if i.trainable and i.name != "file")
 LEAK_MODELS = ("lenet-cpl", "lenet-dlg", "cnn", "dpfl-net", "mlp", "logistic")
@@ -28,14 +34,17 @@ LEAK_TAPS = ("example", "client", "server")
 UPLOAD_NAME = r"^[0-9a-f]{16}$"
 
 
-class Ask(BaseModel):
-    """Base of requests: nothing unknown, nothing sloppy."""
+# --- requests
+
+
+class LabRequest(BaseModel):
+    """Base of all requests: unknown keys and values of another type are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Picture(Ask):
-    """One picture: the training part's example with this index, or an upload with a label that it is given."""
+class Picture(LabRequest):
+    """One picture: the training example with this index, or an upload with the given label."""
 
     dataset: str = "digits"
     index: int = Field(0, ge=0, le=10_000_000)
@@ -49,7 +58,7 @@ class Picture(Ask):
         return self
 
 
-class Federation(Ask):
+class Federation(LabRequest):
     """The sizes of a training."""
 
     clients: int = Field(100, ge=1, le=5_000)
@@ -57,8 +66,8 @@ class Federation(Ask):
     rounds: int = Field(20, ge=1, le=1_000)
 
 
-class LeakAsk(Ask):
-    """A picture, whose gradient is attacked without and with a defence."""
+class LeakRequest(LabRequest):
+    """An attack on the gradient of a picture, without and with a defence."""
 
     picture: Picture = Picture()
     model: str = "lenet-cpl"
@@ -72,22 +81,24 @@ class LeakAsk(Ask):
     federation: Federation = Federation()
 
     @model_validator(mode="after")
-    def _fits(self) -> LeakAsk:
+    def _consistent(self) -> LeakRequest:
         for key, name, known in (("model", self.model, LEAK_MODELS), ("attack", self.attack, LEAK_ATTACKS)):
             if name not in known:
                 raise unknown_name(f"{key}.name", name, known)
-        if self.batch * self.local_steps > MOST_PICTURES:
-            takes = f"times train.batch = {self.batch} is more than the {MOST_PICTURES} pictures that the lab rebuilds"
+        if self.batch * self.local_steps > MAX_PICTURES:
+            takes = (
+                f"times train.batch = {self.batch} is more than the {MAX_PICTURES} pictures that the lab reconstructs"
+            )
             raise ConfigError("train.local_steps", self.local_steps, takes)
         return self
 
     @property
     def pictures(self) -> int:
-        """How many the client holds: one batch for each local step that the attacker sees at once."""
+        """The number of the client's pictures: one batch for each local step in the observed gradient or update."""
         return self.batch if self.tap == "example" else self.batch * self.local_steps
 
     def attack_document(self, file: str, *, defended: bool) -> Document:
-        """One client that holds the pictures of `file`, and the attack on its first round."""
+        """The config of an attack on the first round of one client, which holds the pictures of `file`."""
         model = {"name": self.model, **({"init": "uniform-0.5"} if self.model.startswith("lenet") else {})}
         made: Document = {
             "data": {"name": "file", "file": file, "partition": "iid", "clients": 1},
@@ -109,8 +120,8 @@ class LeakAsk(Ask):
         return made
 
     def federation_document(self) -> Document:
-        """The training that the attacked round is one of: what ε is worked out for."""
-        return TradeAsk(
+        """The config of the whole training to which the attacked round belongs; ε is that of this training."""
+        return TradeRequest(
             dataset=self.picture.dataset,
             model=self.model,
             defense=self.defense,
@@ -120,8 +131,8 @@ class LeakAsk(Ask):
         ).document()
 
 
-class TradeAsk(Ask):
-    """A training: what it costs in privacy, and what it learns."""
+class TradeRequest(LabRequest):
+    """A training, for its ε and its accuracy."""
 
     dataset: str = "digits"
     model: str | None = None
@@ -135,7 +146,7 @@ class TradeAsk(Ask):
     seed: int = Field(0, ge=0, le=1_000_000)
 
     @model_validator(mode="after")
-    def _known(self) -> TradeAsk:
+    def _known(self) -> TradeRequest:
         if self.dataset not in TRAIN_SETS:
             raise unknown_name("data.name", self.dataset, TRAIN_SETS)
         if self.model is not None and self.model not in MODELS:
@@ -160,8 +171,8 @@ class TradeAsk(Ask):
         return made
 
 
-def read(kind: type[Ask], body: object) -> Any:
-    """A checked request; a wrong one is a `ConfigError` of one line."""
+def read(kind: type[LabRequest], body: object) -> Any:
+    """A checked request; raises `ConfigError` with one line for an invalid one."""
     if not isinstance(body, dict):
         raise ConfigError("request", body, "takes a JSON object")
     try:
@@ -175,8 +186,101 @@ def read(kind: type[Ask], body: object) -> Any:
 
 
 def check(document: Document) -> Document:
-    """The document itself, once the config's own checks have passed."""
+    """The document, after the checks of the config have passed."""
     config = from_dict(document)
     resolve(config, trainable=False)
-    make_all(config.defense)
     return document
+
+
+# --- forms
+
+# Keys that make a defence stronger or weaker. The form shows them first, all others under "More keys".
+STRENGTH = ("noise", "clip", "epsilon", "scale", "share", "server_noise", "steps", "placement", "stage")
+UNITS_SHOWN = {
+    "clip": "bound on a norm",
+    "noise": "times clip (σ)",
+    "server_noise": "times the sensitivity",
+    "delta": "δ",
+    "epsilon": "ε asked for",
+    "share": "of all entries",
+    "scale": "in gradient units",
+    "steps": "local steps",
+}
+
+
+def choices() -> dict[str, Any]:
+    """Everything that the pages need to build their forms."""
+    return {
+        "datasets": [_dataset(name) for name in TRAIN_SETS],
+        "picture_sets": list(PICTURE_SETS),
+        "models": [{"name": n, "summary": MODELS[n].summary, "images": MODELS[n].images} for n in MODELS],
+        "leak_models": list(LEAK_MODELS),
+        "attacks": [{"name": n, "summary": ATTACKS[n].summary} for n in LEAK_ATTACKS],
+        "taps": [{"name": n, "summary": TAPS[n]} for n in LEAK_TAPS],
+        "seats": [{"name": n, "summary": s} for n, s in TAPS.items() if n != "batch"],
+        "defenses": [_defense(kind) for kind in DEFENSES.values()],
+    }
+
+
+def is_installed(name: str) -> bool:
+    """Whether a dataset can be loaded without a download. LFW needs only the file of the default size."""
+    files = [f for f in DATASETS[name].files if f.name != "lfw_128.npz"]
+    return all(find(DATASETS[name], file.name) is not None for file in files)
+
+
+def _dataset(name: str) -> dict[str, Any]:
+    info = DATASETS[name]
+    return {
+        "name": name,
+        "summary": info.summary,
+        "kind": info.kind,
+        "classes": info.classes,
+        "model": info.model,
+        "here": is_installed(name),
+        "get": f"fedveil data get {name}" if info.needs_fetch else "put its files into a folder named in FEDVEIL_DATA",
+        "defaults": {"rounds": info.rounds, "local_steps": info.local_steps, "batch": info.batch, "lr": info.lr},
+    }
+
+
+def _defense(kind: type[Defense]) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    fields = [_field(f.name, hints[f.name], f.default) for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    known = [field for field in fields if field is not None]
+    known.sort(key=lambda f: STRENGTH.index(f["key"]) if f["key"] in STRENGTH else len(STRENGTH))
+    return {"name": kind.name, "summary": kind.summary, "private": kind.private, "keys": known}
+
+
+def _field(key: str, hint: Any, default: Any) -> dict[str, Any] | None:
+    """One key of a defence as a form field; None for lists, which only the command line offers."""
+    limits: dict[str, Any] = {}
+    optional = False
+    while get_origin(hint) in (Union, types.UnionType) or hasattr(hint, "__metadata__"):
+        if hasattr(hint, "__metadata__"):
+            limits |= _limits(hint.__metadata__)
+            hint = get_args(hint)[0]
+        else:
+            optional = True
+            hint = next(arg for arg in get_args(hint) if arg is not type(None))
+    field = {
+        "key": key,
+        "default": default,
+        "optional": optional,
+        "unit": UNITS_SHOWN.get(key, ""),
+        "main": key in STRENGTH,
+        **limits,
+    }
+    if get_origin(hint) is Literal:
+        return {**field, "type": "choice", "choices": list(get_args(hint))}
+    kinds = {float: "number", int: "whole", bool: "switch"}
+    return {**field, "type": kinds[hint]} if hint in kinds else None
+
+
+def _limits(metadata: tuple[Any, ...]) -> dict[str, Any]:
+    """The limits `gt`, `ge`, `lt` and `le` of a pydantic field."""
+    found = {}
+    for item in metadata:
+        for limit in getattr(item, "metadata", [item]):
+            for name in ("gt", "ge", "lt", "le"):
+                if hasattr(limit, name):
+                    found[name] = getattr(limit, name)
+    return found

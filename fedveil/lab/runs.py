@@ -1,7 +1,7 @@
 """Run folders as the Runs page shows them, read without JAX: names, settings, results, metrics.
 
-A run is named by its folder's name and found by listing the runs' folder, never by joining a name from outside to a path:
-what is not listed does not exist. Links that lead elsewhere are not listed.
+A run is found by listing the folder of runs. A name from a request is never joined to a path: a run that is not listed does
+not exist. Links to other folders are not listed.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any
 from fedveil.config import from_dict, resolve
 from fedveil.core.errors import FedveilError
 
-FRESH = 30.0  # seconds after its last line in which a run that has not ended counts as under way
-MOST_RUNS = 500
+ACTIVE = 30.0  # seconds since its last write for which an unfinished run counts as running
+MAX_RUNS = 500
 
 
 def listed(root: Path) -> dict[str, Path]:
-    """Runs by name, the newest first."""
+    """Runs by name, newest first."""
     try:
         real = root.resolve()
         found = [path for path in root.iterdir() if (path / "config.toml").is_file() and path.resolve().parent == real]
     except OSError:
         return {}
-    found.sort(key=lambda path: _changed(path), reverse=True)
-    return {path.name: path for path in found[:MOST_RUNS]}
+    found.sort(key=_changed, reverse=True)
+    return {path.name: path for path in found[:MAX_RUNS]}
 
 
 def _changed(path: Path) -> float:
-    """When anything in it was last written."""
+    """The time of the last write to a run."""
     times = []
     for name in ("config.toml", "metrics.jsonl", "run.json"):
         try:
@@ -60,19 +60,18 @@ def summary(path: Path) -> dict[str, Any]:
         "split": result.get("split"),
         "loss": result.get("loss"),
         "seconds": result.get("seconds"),
-        "ledger": [_seat(row) for row in result.get("ledger") or [] if isinstance(row, dict)],
+        "ledger": [_ledger_row(row) for row in result.get("ledger") or [] if isinstance(row, dict)],
     }
 
 
 def status(path: Path, info: dict[str, Any]) -> str:
-    """done, stopped, running, or `left`: it says that it runs, but has written nothing for a while."""
-    said = str(info.get("status", "running"))
-    if said == "running" and time.time() - _changed(path) > FRESH:
-        return "left"
-    return said
+    """`done`, `stopped`, `running`, or `left`: unfinished, and without a write for `ACTIVE` seconds."""
+    given = str(info.get("status", "running"))
+    abandoned = given == "running" and time.time() - _changed(path) > ACTIVE
+    return "left" if abandoned else given
 
 
-def _seat(row: dict[str, Any]) -> dict[str, Any]:
+def _ledger_row(row: dict[str, Any]) -> dict[str, Any]:
     names = ("tap", "unit", "epsilon", "delta", "adjacency", "certified", "accountant", "rule", "reason")
     return {name: row.get(name) for name in names}
 
@@ -98,7 +97,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; a line that is just being written is left for the next time."""
+    """All complete lines; a line that is still being written is read next time."""
     rows = []
     for line in _text(path / "metrics.jsonl").splitlines():
         try:
@@ -119,18 +118,18 @@ def _text(path: Path) -> str:
 
 
 def finished(root: Path) -> list[dict[str, Any]]:
-    """Runs that have an accuracy, with what tells them apart."""
+    """Runs that have an accuracy, with their settings."""
     found = []
     for path in listed(root).values():
-        told = summary(path)
-        if told["accuracy"] is not None:
+        run = summary(path)
+        if run["accuracy"] is not None:
             config = read_config(path)
-            found.append({**told, "settings": settings(config), "fingerprint": fingerprint(config)})
+            found.append({**run, "settings": settings(config), "fingerprint": fingerprint(config)})
     return found
 
 
 def settings(config: dict[str, Any]) -> dict[str, Any]:
-    """What tells runs apart on the page, of a resolved config."""
+    """The settings by which the page distinguishes runs, from a resolved config."""
     train, defense = config.get("train", {}), (config.get("defense") or [{}])[0]
     names = ("rounds", "per_round", "local_steps", "batch", "lr", "seed")
     return {
@@ -141,17 +140,17 @@ def settings(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def fingerprint(document: dict[str, Any]) -> str | None:
-    """What decides a run's result, as text; None for a config that does not hold up."""
+    """Everything that decides the result of a run, as text; None for an invalid config."""
     try:
         config = resolve(from_dict(document))
     except FedveilError:
         return None
-    said = config.model_dump(exclude={"speed": True, "attack": True, "train": {"eval_every"}})
-    return json.dumps(said, sort_keys=True, default=str)
+    decisive = config.model_dump(exclude={"speed": True, "attack": True, "train": {"eval_every"}})
+    return json.dumps(decisive, sort_keys=True, default=str)
 
 
 def new_name(root: Path, document: dict[str, Any]) -> str:
-    """A name for a new run that nothing in the folder has yet."""
+    """An unused name for a new run."""
     defense = document.get("defense", {})
     names = defense.get("name", "none") if isinstance(defense, dict) else "several"
     base = f"lab-{document['data']['name']}-{names}-{time.strftime('%Y%m%d-%H%M%S')}"

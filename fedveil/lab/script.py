@@ -1,4 +1,4 @@
-"""What was clicked, as text to copy: a TOML file and a command line, both of which give the same config."""
+"""A request as text to copy: a TOML file and a command line that give the same config."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Document = dict[str, Any]
 
 
 def toml(document: Document) -> str:
-    """A config file; `[defense]` stands last."""
+    """The document as a config file, with `[defense]` last."""
     order = sorted(document, key=lambda name: name == "defense")
     return "\n".join(line for name in order for line in (f"[{name}]", *_items(document[name]), "")).rstrip() + "\n"
 
@@ -27,7 +27,7 @@ def settings(document: Document) -> list[str]:
 
 
 def command(name: str, document: Document, *options: str) -> str:
-    """One line for a shell."""
+    """The document as a shell command."""
     parts = ["fedveil", name, *options]
     for setting in settings(document):
         parts += ["-s", setting]
@@ -35,7 +35,7 @@ def command(name: str, document: Document, *options: str) -> str:
 
 
 def both(name: str, document: Document, file: str, *options: str) -> dict[str, str]:
-    """The texts, and the command that reads the file."""
+    """The document as TOML and as a command, and the command that reads the TOML file."""
     by_file = shlex.join(["fedveil", name, file, *options])
     return {"toml": toml(document), "cli": command(name, document, *options), "with_file": by_file, "file": file}
 
@@ -55,7 +55,7 @@ def _value(value: Any) -> str:
 
 
 def _bare(value: Any) -> str:
-    """A value as `-s` takes it: text without quotes, unless it would then be read as something else."""
+    """A value for `-s`: text without quotes, unless it would then be parsed as another value."""
     if not isinstance(value, str):
         return _value(value)
     try:

@@ -1,4 +1,4 @@
-"""What workers do: one function per kind of job. Runs in worker processes only."""
+"""The jobs of the workers: one function per kind. Runs in worker processes only."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedveil.core.errors import ConfigError, RunError
 from fedveil.data.dataset import Dataset
 from fedveil.data.pixels import png_uri, to_bytes
 from fedveil.lab import pictures
-from fedveil.lab.requests import LeakAsk, Picture, read
+from fedveil.lab.requests import LeakRequest, Picture, read
 
 Tell = Callable[[dict[str, Any]], None]
 Task = Callable[..., Any]  # (payload, folder, tell) -> result
-OTHERS = 200  # held-out examples that a file of picked pictures brings along
+OTHERS = 200  # held-out examples in a file of picked pictures
 
 
 def gallery(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
@@ -34,21 +34,21 @@ def gallery(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]
 
 
 def upload(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
-    """Checks an upload and keeps it."""
+    """Checks an upload and stores it."""
     picture = pictures.decode(payload["content"])
     name = pictures.keep(picture, folder)
     return {"upload": name, "png": png_uri(np.asarray(picture))}
 
 
 def pick(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
-    """A file with the pictures that a leak is about, for `data.file`; the same question names the same file."""
-    ask: LeakAsk = read(LeakAsk, payload["ask"])
+    """A file with the pictures of a leak, for `data.file`; the same request gives the same file."""
+    ask: LeakRequest = read(LeakRequest, payload["ask"])
     picture, count = ask.picture, ask.pictures
     data = _dataset(picture.dataset)
     x, y = _picked(data, picture, count, folder)
     rows = np.arange(min(OTHERS, len(data.held_out)))
     told = {int(c): int(i) for i, c in reversed(list(enumerate(data.held_out.y)))}
-    rows = np.unique([*rows, *told.values()])  # every class, so that the file says how many there are
+    rows = np.unique([*rows, *told.values()])  # every class, so that the file shows how many there are
     others = data.held_out.take(rows)
     name = hashlib.sha256(x.tobytes() + y.tobytes() + picture.dataset.encode()).hexdigest()[:16]
     path = folder / "picked" / f"{picture.dataset}-{name}.npz"
@@ -85,10 +85,10 @@ def leak(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
 
 
 def account(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
-    """ε for every seat of a config."""
-    from fedveil.lab.account import seats
+    """ε against every adversary for a config."""
+    from fedveil.lab.account import account_of
 
-    return seats(payload["document"])
+    return account_of(payload["document"])
 
 
 def train(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""A worker process: takes one task at a time from its pipe, tells how it goes, and stays to keep what is compiled.
+"""A worker process: runs one task at a time from its pipe, sends events, and keeps compiled programs for the next task.
 
-A SIGTERM cancels the task in progress (a training ends after its round and can be resumed) and leaves the worker alive.
-A worker whose parent is gone ends itself.
+SIGTERM cancels the current task and leaves the worker alive; a training ends after its round and can be resumed. A worker
+whose parent has died ends itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Task = Callable[..., Any]  # (payload, tell) -> result
 
 
 class Cancelled(BaseException):
-    """The task in progress is not wanted any more."""
+    """The current task was cancelled."""
 
 
 class _Signals:
@@ -32,7 +32,7 @@ class _Signals:
     def __init__(self) -> None:
         self.busy = False
         signal.signal(signal.SIGTERM, self._cancel)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on the terminal is for the server, which ends us
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C and ends its workers
 
     def _cancel(self, number: int, frame: FrameType | None) -> None:
         if self.busy:
@@ -41,20 +41,20 @@ class _Signals:
 
 
 def main(pipe: Connection, folder: str, parent: int) -> None:
-    """A worker of the lab: the process's whole life."""
-    where = Path(folder)
+    """The main function of a worker process of the lab."""
+    path = Path(folder)
 
     def tasks() -> Mapping[str, Task]:
-        _warm(where)
+        _configure_jax(path)
         from fedveil.lab.tasks import TASKS
 
-        return {name: partial(task, folder=where) for name, task in TASKS.items()}
+        return {name: partial(task, folder=path) for name, task in TASKS.items()}
 
-    live(pipe, parent, tasks)
+    serve(pipe, parent, tasks)
 
 
-def live(pipe: Connection, parent: int, tasks: Callable[[], Mapping[str, Task]]) -> None:
-    """Takes `{id, kind, payload}` from the pipe and gives `{id, event}`, then `{id, done | failed | cancelled}`."""
+def serve(pipe: Connection, parent: int, tasks: Callable[[], Mapping[str, Task]]) -> None:
+    """Receives `{id, kind, payload}` from the pipe; sends `{id, event}`, then `{id, done | failed | cancelled}`."""
     signals = _Signals()
     threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
     lock = threading.Lock()
@@ -67,36 +67,36 @@ def live(pipe: Connection, parent: int, tasks: Callable[[], Mapping[str, Task]])
         known = tasks()
         send({"id": None, "ready": True})
         while True:
-            _serve_one(pipe.recv(), known, send, signals)
+            _run_task(pipe.recv(), known, send, signals)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.exit(0)
 
 
-def _serve_one(message: dict[str, Any], tasks: Mapping[str, Task], send: Send, signals: _Signals) -> None:
+def _run_task(message: dict[str, Any], tasks: Mapping[str, Task], send: Send, signals: _Signals) -> None:
     from fedveil.core.errors import FedveilError, Interrupted
 
     name = message["id"]
-    answer: dict[str, Any]
+    outcome: dict[str, Any]
     try:
         try:
             signals.busy = True
             done = tasks[message["kind"]](message["payload"], tell=lambda event: send({"id": name, "event": event}))
-            answer = {"done": done}
+            outcome = {"done": done}
         finally:
             signals.busy = False
     except (Cancelled, Interrupted) as stop:
-        answer = {"cancelled": str(stop)}
+        outcome = {"cancelled": str(stop)}
     except FedveilError as error:
-        answer = {"failed": str(error), "wrong_usage": error.exit_code == 2}
+        outcome = {"failed": str(error), "wrong_usage": error.exit_code == 2}
     except MemoryError:
-        answer = {"failed": "out of memory: choose smaller settings"}
+        outcome = {"failed": "out of memory: choose smaller settings"}
     except Exception as error:
-        answer = {"failed": f"{type(error).__name__}: {error}"}
-    send({"id": name, **answer})
+        outcome = {"failed": f"{type(error).__name__}: {error}"}
+    send({"id": name, **outcome})
 
 
-def _warm(folder: Path) -> None:
-    """What every task needs: JAX, which keeps compiled programs below the lab's folder."""
+def _configure_jax(folder: Path) -> None:
+    """Imports JAX and makes it cache compiled programs in the lab's folder."""
     import jax
 
     settings: Any = jax.config

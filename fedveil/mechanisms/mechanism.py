@@ -18,13 +18,57 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedveil.core.events import Release
 from fedveil.core.setting import Setting
 from fedveil.core.stage import AccountPoint, Point, StageContext
-from fedveil.mechanisms.schedule import Schedule
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import jax
 
 Tree = Any
 Scalar = Any  # a float, a numpy array over rounds, or a traced scalar
+
+
+Shape = Literal["linear", "staircase", "exponential", "cosine"]
+STAIRS = 5  # steps of the staircase
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A value that is `start` in the first round and `end` in the last. Without an end it stays at `start`."""
+
+    start: float
+    end: float | None = None
+    shape: Shape = "linear"
+    rounds: int = 1
+
+    @property
+    def varies(self) -> bool:
+        return self.end is not None and self.end != self.start and self.rounds > 1
+
+    def at(self, round_: Any) -> Any:
+        """The value in a round: a whole number, a numpy array of rounds, or a round that is traced under jit."""
+        if not self.varies or self.end is None:
+            return self.start
+        xp = _arrays_of(round_)
+        share = xp.minimum(round_ / (self.rounds - 1), 1.0)
+        if self.shape == "exponential":
+            return self.start * (self.end / self.start) ** share
+        if self.shape == "cosine":
+            share = (1.0 - xp.cos(math.pi * share)) / 2.0
+        if self.shape == "staircase":
+            share = xp.minimum(xp.floor(share * STAIRS), STAIRS - 1) / (STAIRS - 1)
+        return self.start + (self.end - self.start) * share
+
+
+def _arrays_of(round_: Any) -> ModuleType:
+    """numpy for plain numbers, so that an account does not wait for JAX; else JAX's."""
+    import numpy as np
+
+    if isinstance(round_, int | np.integer | np.ndarray):
+        return np
+    import jax.numpy as jnp
+
+    return jnp
 
 
 @dataclass(frozen=True)
@@ -201,7 +245,7 @@ class BroadcastNoise(Mechanism):
     excess: float = 1.0
 
     def moved(self, at: Point) -> Scalar:
-        """S of the contributions in the model that is sent."""
+        """S: the most that the local steps of one client moved its model in the round before."""
         before = at.setting.lr_at(_before(at.round))
         return before * self.steps * self.clip.at(at)
 
@@ -221,7 +265,7 @@ def _before(round_: Any) -> Any:
 
 @dataclass(frozen=True)
 class Placed:
-    """A mechanism at its place in the round: the tap that is first behind its noise, and whom it protects."""
+    """A mechanism placed in the round: the first tap behind its noise, and the unit that it protects."""
 
     mechanism: Mechanism
     tap: str
@@ -246,7 +290,7 @@ class Placed:
         return Release(
             tap=self.tap,
             unit=self.unit,
-            law=mechanism.distribution,
+            distribution=mechanism.distribution,
             multiplier=min(by_round) if by_round else float(mechanism.multiplier_at(setting, 0)),
             uses=self.uses,
             stage=self.stage,

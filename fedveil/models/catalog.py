@@ -1,10 +1,13 @@
-"""The built-in models: names, summaries and keys, and `build`, which makes the networks of the four papers."""
+"""The built-in models: the section `[model]`, a table of names and summaries, and `build`, which makes the networks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pydantic import Field
+
 from fedveil.core.errors import ConfigError, unknown_name
+from fedveil.core.validation import Section
 from fedveil.models.layers import (
     Activation,
     Conv,
@@ -23,6 +26,19 @@ from fedveil.models.net import Net
 ACTIVATION_NAMES = ("relu", "sigmoid", "tanh", "leaky-relu")
 INITS = ("default", "uniform-0.5")
 POOLINGS = ("none", "max", "mean")
+
+
+class ModelConfig(Section):
+    """`[model]`: the network."""
+
+    name: str | None = Field(None, description="network (cnn for images, mlp for attributes)")
+    activation: str | None = Field(None, description="relu, sigmoid, tanh or leaky-relu (by model)")
+    init: str | None = Field(None, description="default (Glorot) or uniform-0.5 (default; fedveil attack: see there)")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of features dropped in training")
+    hidden: list[int] = Field([64, 32], min_length=1, max_length=8, description="widths of the MLP's hidden layers")
+    pooling: str | None = Field(None, description="none, max or mean (by model)")
+    channels: int | None = Field(None, ge=1, le=4096, description="channels of the LeNets (12; 256 from 64 px on)")
+
 
 _COMMON = ("activation", "init", "dropout")
 
@@ -84,36 +100,17 @@ MODELS: dict[str, ModelInfo] = {
 }
 
 
-@dataclass(frozen=True)
-class Choices:
-    """The keys of `[model]`; None takes the model's default."""
-
-    activation: str | None = None
-    init: str = "default"
-    dropout: float = 0.0
-    hidden: tuple[int, ...] = (64, 32)
-    pooling: str | None = None
-    channels: int | None = None
-
-
-def build(name: str, shape: Shape, classes: int, choices: Choices | None = None) -> Net:
-    """The network called `name` for examples of `shape`, with one logit per class."""
+def build(name: str, shape: Shape, classes: int, given: ModelConfig | None = None) -> Net:
+    """The network called `name` for examples of `shape`, with one logit per class. Unset keys take the model's default."""
     if name not in MODELS:
         raise unknown_name("model.name", name, MODELS)
-    info, choices = MODELS[name], choices or Choices()
+    info, given = MODELS[name], given or ModelConfig()
     if info.images and len(shape) != 3:
         raise ConfigError("model.name", name, f"takes images; examples have shape {shape}: use 'mlp' or 'logistic'")
-    chosen = Choices(
-        activation=choices.activation or info.activation,
-        init=choices.init,
-        dropout=choices.dropout,
-        hidden=choices.hidden,
-        pooling=choices.pooling or info.pooling,
-        channels=choices.channels,
-    )
-    layers = _BUILDERS[name](shape, classes, chosen)
+    defaults = {"activation": given.activation or info.activation, "pooling": given.pooling or info.pooling}
+    layers = _BUILDERS[name](shape, classes, given.model_copy(update=defaults))
     _check_sizes(name, layers, shape)
-    return Net(layers, shape, chosen.init)
+    return Net(layers, shape, given.init or "default")
 
 
 def _check_sizes(name: str, layers: tuple[Layer, ...], shape: Shape) -> None:
@@ -124,66 +121,66 @@ def _check_sizes(name: str, layers: tuple[Layer, ...], shape: Shape) -> None:
             raise ConfigError("model.name", name, f"needs larger images than {shape}: nothing is left after pooling")
 
 
-def _head(classes: int, choices: Choices, *, bias: bool = True) -> tuple[Layer, ...]:
+def _head(classes: int, chosen: ModelConfig, *, bias: bool = True) -> tuple[Layer, ...]:
     """Flatten, dropout where asked, and the last dense layer."""
-    drop: tuple[Layer, ...] = (Dropout(choices.dropout),) if choices.dropout else ()
+    drop: tuple[Layer, ...] = (Dropout(chosen.dropout),) if chosen.dropout else ()
     return (Flatten(), *drop, Dense("dense", classes, bias))
 
 
-def _cnn(shape: Shape, classes: int, choices: Choices) -> tuple[Layer, ...]:
-    act = Activation(choices.activation or "relu")
+def _cnn(shape: Shape, classes: int, chosen: ModelConfig) -> tuple[Layer, ...]:
+    act = Activation(chosen.activation or "relu")
     # The authors' convolutions are unpadded; images under 10 pixels would vanish, so those are padded.
     padding = 1 if min(shape[:2]) < 10 else 0
-    pool: tuple[Layer, ...] = () if choices.pooling == "none" else (Pool(choices.pooling or "max"),)
+    pool: tuple[Layer, ...] = () if chosen.pooling == "none" else (Pool(chosen.pooling or "max"),)
     first = Conv("conv1", 32, 3, padding=padding, bias=False)
     second = Conv("conv2", 64, 3, padding=padding, bias=False)
-    return (first, act, *pool, second, act, *pool, *_head(classes, choices, bias=False))
+    return (first, act, *pool, second, act, *pool, *_head(classes, chosen, bias=False))
 
 
-def _lenet(strides: tuple[int, ...], channels: int, classes: int, choices: Choices) -> tuple[Layer, ...]:
+def _lenet(strides: tuple[int, ...], channels: int, classes: int, chosen: ModelConfig) -> tuple[Layer, ...]:
     """5×5 convolutions, padding 2. With pooling, a stride of 2 becomes a stride of 1 and a pooling layer."""
-    act = Activation(choices.activation or "sigmoid")
-    pooled = choices.pooling not in (None, "none")
+    act = Activation(chosen.activation or "sigmoid")
+    pooled = chosen.pooling not in (None, "none")
     layers: list[Layer] = []
     for number, stride in enumerate(strides, start=1):
         layers += [Conv(f"conv{number}", channels, 5, 1 if pooled else stride, padding=2), act]
         if pooled and stride == 2:
-            layers.append(Pool(choices.pooling or "max"))
-    return (*layers, *_head(classes, choices))
+            layers.append(Pool(chosen.pooling or "max"))
+    return (*layers, *_head(classes, chosen))
 
 
-def _lenet_cpl(shape: Shape, classes: int, choices: Choices) -> tuple[Layer, ...]:
-    channels = choices.channels or (12 if max(shape[:2]) < 64 else 256)
-    return _lenet((2, 2, 1, 1), channels, classes, choices)
+def _lenet_cpl(shape: Shape, classes: int, chosen: ModelConfig) -> tuple[Layer, ...]:
+    channels = chosen.channels or (12 if max(shape[:2]) < 64 else 256)
+    return _lenet((2, 2, 1, 1), channels, classes, chosen)
 
 
-def _lenet_dlg(shape: Shape, classes: int, choices: Choices) -> tuple[Layer, ...]:
-    return _lenet((2, 2, 1), choices.channels or 12, classes, choices)
+def _lenet_dlg(shape: Shape, classes: int, chosen: ModelConfig) -> tuple[Layer, ...]:
+    return _lenet((2, 2, 1), chosen.channels or 12, classes, chosen)
 
 
-def _dpfl_net(shape: Shape, classes: int, choices: Choices) -> tuple[Layer, ...]:
-    return _lenet((2, 2, 1) if shape[-1] == 3 else (2, 2), 12, classes, choices)
+def _dpfl_net(shape: Shape, classes: int, chosen: ModelConfig) -> tuple[Layer, ...]:
+    return _lenet((2, 2, 1) if shape[-1] == 3 else (2, 2), 12, classes, chosen)
 
 
 def _flat(shape: Shape) -> tuple[Layer, ...]:
     return (Flatten(),) if len(shape) > 1 else ()
 
 
-def _mlp(shape: Shape, classes: int, choices: Choices) -> tuple[Layer, ...]:
+def _mlp(shape: Shape, classes: int, chosen: ModelConfig) -> tuple[Layer, ...]:
     layers: list[Layer] = list(_flat(shape))
-    for number, units in enumerate(choices.hidden, start=1):
-        layers += [Dense(f"hidden{number}", units), Activation(choices.activation or "relu")]
-        if choices.dropout:
-            layers.append(Dropout(choices.dropout, number))
+    for number, units in enumerate(chosen.hidden, start=1):
+        layers += [Dense(f"hidden{number}", units), Activation(chosen.activation or "relu")]
+        if chosen.dropout:
+            layers.append(Dropout(chosen.dropout, number))
     return (*layers, Dense("dense", classes))
 
 
-def _logistic(shape: Shape, classes: int, choices: Choices) -> tuple[Layer, ...]:
+def _logistic(shape: Shape, classes: int, chosen: ModelConfig) -> tuple[Layer, ...]:
     return (*_flat(shape), Dense("dense", classes))
 
 
-def _resnet20(shape: Shape, classes: int, choices: Choices) -> tuple[Layer, ...]:
-    act = Activation(choices.activation or "relu")
+def _resnet20(shape: Shape, classes: int, chosen: ModelConfig) -> tuple[Layer, ...]:
+    act = Activation(chosen.activation or "relu")
     layers: list[Layer] = [Conv("conv0", 16, 3, padding=1, bias=False), GroupNorm("norm0", 8), act]
     channels = 16
     for stage, width in enumerate((16, 32, 64), start=1):
@@ -199,7 +196,7 @@ def _resnet20(shape: Shape, classes: int, choices: Choices) -> tuple[Layer, ...]
             )
             layers += [Residual(body), act]
             channels = width
-    drop: tuple[Layer, ...] = (Dropout(choices.dropout),) if choices.dropout else ()
+    drop: tuple[Layer, ...] = (Dropout(chosen.dropout),) if chosen.dropout else ()
     return (*layers, MeanOverPositions(), *drop, Dense("dense", classes))
 
 

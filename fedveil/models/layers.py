@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedveil.core.lazy import Lazy
+from fedveil.core.system import Lazy
 
 if TYPE_CHECKING:
     import jax

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from fedveil.core.lazy import Lazy
+from fedveil.core.system import Lazy
 from fedveil.models.layers import (
     Activation,
     Array,

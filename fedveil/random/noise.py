@@ -45,7 +45,7 @@ _sampler: ContextVar[Sampler | None] = ContextVar("sampler", default=None)
 def gaussian(key: Array, like: Tree, std: Array | float) -> Tree:
     """Independent normal noise in the shape of `like`."""
     dtype = jax.tree.leaves(like)[0].dtype
-    if secure.is_secure(key):
+    if is_secure(key):
         return _shaped(like, std * secure.gaussian(key, _count(like), dtype))
     if not in_pairs(key, dtype):
         return _shaped(like, std * jax.random.normal(key, (_count(like),), dtype))
@@ -66,9 +66,14 @@ def drawn_by(sampler: Sampler) -> Iterator[None]:
 def laplace(key: Array, like: Tree, scale: Array | float) -> Tree:
     """Independent Laplace noise in the shape of `like`."""
     dtype = jax.tree.leaves(like)[0].dtype
-    if secure.is_secure(key):
+    if is_secure(key):
         return _shaped(like, scale * secure.laplace(key, _count(like), dtype))
     return _shaped(like, scale * jax.random.laplace(key, (_count(like),), dtype))
+
+
+def is_secure(key: Array) -> bool:
+    """Whether a key is of the kind that `random.secure` makes. The answer is known while tracing."""
+    return "chacha20" in str(key.dtype)
 
 
 def draw(distribution: str, key: Array, like: Tree, scale: Array | float) -> Tree:

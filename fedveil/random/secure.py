@@ -117,11 +117,6 @@ def fresh_key() -> Array:
     return key_of(os.urandom(32))
 
 
-def is_secure(key: Array) -> bool:
-    """Whether a key is of this kind. The answer is known while tracing."""
-    return "chacha20" in str(key.dtype)
-
-
 # --- noise
 
 

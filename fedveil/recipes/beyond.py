@@ -1,9 +1,10 @@
-"""Beyond the papers: the accuracy that can be had at a certified ε, all defences on common ground.
+"""Beyond the papers: the accuracy of all defences at the same certified ε.
 
-Partitions without copies (every image at one client only), unit one distinct image, δ = 1e-5. The noise of each row is
-calibrated by the ledger to the ε of the column, at the tap that the row names, so that what is compared is certified.
-Learning rates, clips and sizes were chosen on the validation part of MNIST; `test` is the publisher's test part, which no
-choice has seen. That choice is not accounted for: docs/reproduction.md says how many settings were tried.
+Partitions have no copies (every image belongs to one client), the unit is one distinct image, δ = 1e-5. The ledger
+calibrates the noise of each row to the ε of the column, at the tap that the row names, so that all compared values are
+certified. Learning rates, clips and sizes were chosen on the validation part of MNIST; `test` is the publisher's test
+part, on which nothing was chosen. The privacy cost of that choice is not counted: docs/reproduction.md says how many
+settings were tried.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _cdp(placement: str, clip: float, scope: str = "layerwise") -> tuple[str, ..
     )  # fmt: skip
 
 
-# A linear model has one layer, so that its layerwise clip is a clip of the whole.
+# A linear model has one layer: its layerwise clip is a flat clip.
 ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fed-cdp cohort, secure aggregation, linear on scattering, 400 rounds": (
         "release", (*LONGER, *_cdp("cohort", 1.0), *SECURE),
@@ -76,7 +77,7 @@ ADULT = ("data.name=adult", "data.clients=100", "data.partition=iid")
 
 
 def accuracy_by_epsilon(size: Size) -> list[Cell]:
-    """Each defence at each ε."""
+    """Figure 1: each defence at each ε."""
     few = () if size.full else ("train.rounds=20", "data.clients=20", "train.per_round=20")
     made = []
     for row, (tap, how) in ROWS.items():
@@ -88,7 +89,7 @@ def accuracy_by_epsilon(size: Size) -> list[Cell]:
 
 
 def other_datasets(size: Size) -> list[Cell]:
-    """The first row's settings where there are images, a linear model on the columns of Adult; nothing tuned there."""
+    """Table 1: the settings of one MNIST row on other images, and a linear model on Adult; nothing was tuned for them."""
     images = (*SCATTER, *_cdp("cohort", 0.1), *SECURE)
     columns = (
         "model.name=logistic", *ONE_STEP, "train.rounds=100", "train.lr=4.0", "train.lr_end=0.4",
@@ -121,8 +122,8 @@ RECIPES: tuple[Recipe, ...] = (
         accuracy_by_epsilon,
         MEASURES,
         "20 clients, 20 rounds, one seed, two ε",
-        why="no paper has such a figure. A row that withstands more has to add more noise: the rows answer different "
-        "needs. DPFL and LIP are not on it: their noise follows private data, and no ε can be certified for them",
+        why="no paper has such a figure. A row against a stronger adversary needs more noise, so the rows are not "
+        "alternatives. DPFL and LIP are missing: their noise depends on private data, so no ε can be certified",
         chart=Chart("accuracy", "certified ε", "validation accuracy", x_log=True),
     ),
     Recipe(

@@ -1,40 +1,25 @@
-"""What a recipe is made of: cells to measure, and where they stand in the table. Cheap to import: no JAX."""
+"""The vocabulary of recipes: cells to measure, the measures that a table shows, and sizes. Imports no JAX."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedveil import __version__
 
-# Raised when a change of the code changes what a kind of cell measures: cells measured before are then done again.
+# Versions of kinds, 1 unless given. A version is raised when the code changes what its kind measures: cells measured before
+# are then measured again.
 KIND_VERSIONS: dict[str, int] = {
-    "train": 1,
-    "calibrated": 1,
-    "attack": 1,
-    "infer": 1,
-    "ledger": 1,
-    "round-time": 1,
-    "norms": 1,
-    "inversion-figure": 1,
-    "compare-attacks": 1,
-    "dataset": 1,
-    "noised-epoch": 1,
-    "noise-time": 1,
-    "attack-layers": 1,
-    "curve": 1,
-    "public-only": 1,
     "attack-steps": 2,  # since 2 an update is read as the sum of its steps unless `divided`
-    "bound": 1,
 }
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One thing to measure: settings of a config, what is done with them, and its place in the table.
+    """One measurement of a table: its row and column, the settings of its config, and how it is measured.
 
-    `kind` names the function in `kinds.KINDS` that measures it, `options` what that function is told beside the config.
+    `kind` names the function in `kinds.KINDS` that measures it; `options` are arguments of that function.
     """
 
     row: str
@@ -42,11 +27,11 @@ class Cell:
     kind: str
     settings: tuple[str, ...] = ()  # section.key=value
     options: Mapping[str, Any] = field(default_factory=dict)
-    seeds: int = 1  # train.seed and train.noise_seed 0, 1, …; the table shows their mean
-    note: str = ""  # what is different here from the paper's setting
+    seeds: int = 1  # number of seeds; the table shows their mean
+    note: str = ""  # how this cell differs from the paper's setting
 
     def jobs(self) -> list[Job]:
-        """One job for each seed. Its draws follow the seed too, so that it can be measured again."""
+        """One job for each seed. The seed also fixes the private draws, so that a job can be repeated."""
         return [
             Job(self.kind, (*self.settings, f"train.seed={seed}", f"train.noise_seed={seed}"), dict(self.options))
             for seed in range(self.seeds)
@@ -55,7 +40,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Job:
-    """What is run and cached: a cell at one seed, whatever table it stands in."""
+    """A unit of work, run once and cached: a cell with one seed, independent of the table that shows it."""
 
     kind: str
     settings: tuple[str, ...]
@@ -63,15 +48,15 @@ class Job:
 
     @property
     def digest(self) -> str:
-        """The same for the same work: two recipes that ask for it share the result (`recipes.digest`)."""
-        from fedveil.recipes.digest import digest  # loads the config's schema: too slow for a list of recipes
+        """The key of the result in the cache. Recipes with the same job share its result."""
+        from fedveil.recipes.cache import digest  # loads the schema of the config: too slow for a list of recipes
 
-        return digest(self.kind, self.settings, self.options, [__version__, KIND_VERSIONS[self.kind]])
+        return digest(self.kind, self.settings, self.options, [__version__, KIND_VERSIONS.get(self.kind, 1)])
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a cell's result that the table shows: `key` may reach in by dots (`ledger.release`)."""
+    """A number of a result that the table shows; dots in `key` reach into the result (`ledger.release`)."""
 
     key: str
     label: str
@@ -80,7 +65,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Size:
-    """How large a recipe is run: the paper's size, or one that fits two cores and minutes."""
+    """The size of a recipe: the paper's, or a quick one that takes minutes on two cores."""
 
     full: bool
 
@@ -97,14 +82,14 @@ QUICK, FULL = Size(False), Size(True)
 
 @dataclass(frozen=True)
 class Recipe:
-    """One table or figure."""
+    """One table or figure of a paper."""
 
     name: str  # paper/table-N or paper/fig-N
     title: str
     cells: Callable[[Size], list[Cell]]
     measures: tuple[Measure, ...]
-    quick: str  # what is smaller in the quick size
-    why: str = ""  # why measured and published differ, where they do
+    quick: str  # how the quick size differs from the paper's
+    why: str = ""  # why measured and published values differ
     chart: Chart | None = None
 
     @property
@@ -118,7 +103,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Chart:
-    """How a figure is drawn from its cells: rows are lines, columns the x axis (numbers)."""
+    """How a figure is drawn: each row is a line, the columns are numbers on the x axis."""
 
     measure: str
     x_label: str
@@ -133,14 +118,9 @@ def grid(
     common: tuple[str, ...] = (),
     **more: Any,
 ) -> list[Cell]:
-    """Every row with every column: each brings its settings, later ones win."""
+    """A cell for every row and column, with the settings of both; later settings override earlier ones."""
     return [
         Cell(row, column, kind, (*common, *ours, *theirs), **more)
         for row, ours in rows.items()
         for column, theirs in columns.items()
     ]
-
-
-def seeded(cells: list[Cell], seeds: int) -> list[Cell]:
-    """The same cells over so many seeds."""
-    return [replace(cell, seeds=seeds) for cell in cells]

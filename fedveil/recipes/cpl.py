@@ -1,9 +1,9 @@
 """cpl: Tables 1 to 9, Figs 2 to 13.
 
-All attacks are on an untrained `lenet-cpl` with weights in ±0.5, one example and one local step, unless a row says
-otherwise: 100 images under 10 starts each, 300 iterations. The paper names ResNet-20 for CIFAR: its row has fewer images.
-Two rules of success stand side by side: the content (SSIM of at least 0.9), and the paper's own, a gradient distance below
-1e-4, read as squared L2. The published rate is set beside both.
+Unless a row says otherwise, attacks are on an untrained `lenet-cpl` with weights in ±0.5, one example and one local
+step: 100 images with 10 starts each, 300 iterations. The paper uses ResNet-20 for CIFAR: its rows have fewer images.
+Two rules of success are shown: by content (SSIM of at least 0.9), and the paper's own, a gradient distance below 1e-4,
+read as squared L2. The published rate is compared with both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DATA: dict[str, tuple[str, ...]] = {
     "cancer": ("data.name=cancer", "data.split=cpl", "model.hidden=[64]", "model.activation=sigmoid"),
 }
 
-# Starts by the name of their column. Where the default is meant nothing is set, so that all tables share the cell.
+# Starts of the attack by the names of their columns. The default start sets nothing, so that all tables share its cells.
 PATTERNED: tuple[str, ...] = ()
 RANDOM = ("attack.init=random-normal",)
 INITS: dict[str, tuple[str, ...]] = {
@@ -39,7 +39,7 @@ INITS: dict[str, tuple[str, ...]] = {
 }
 COLOURS = ("red", "green", "blue")
 
-# What a quick cell has less of. L-BFGS needs some 40 iterations on faces, from normal noise some 70.
+# The quick size. L-BFGS needs about 40 iterations on faces, and about 70 from a start of normal noise.
 FEW = ("attack.images=4", "attack.iterations=100")
 SMALLER = "4 images, one start each, 100 iterations"
 
@@ -57,7 +57,7 @@ def _attack(row: str, column: str, name: str, size: Size, *more: str, note: str 
 
 
 def _deep(row: str, column: str, name: str, size: Size) -> list[Cell]:
-    """ResNet-20 where the paper has it: CIFAR, full size only."""
+    """ResNet-20, which the paper uses for CIFAR; full size only."""
     if not size.full or not name.startswith("cifar"):
         return []
     note = "20 images, one start each"
@@ -71,6 +71,7 @@ def _deep(row: str, column: str, name: str, size: Size) -> list[Cell]:
 
 
 def table_1(size: Size) -> list[Cell]:
+    """Table 1: success by the limit on iterations."""
     made = []
     for name in size.pick(full=("lfw", "cifar10", "cifar100"), quick=("lfw", "cifar10")):
         for most in size.pick(full=(10, 20, 30, 50, 100, 300), quick=(10, 30, 100)):
@@ -82,6 +83,7 @@ def table_1(size: Size) -> list[Cell]:
 
 
 def table_2(size: Size) -> list[Cell]:
+    """Table 2: three attacks on images."""
     others = {
         "dlg": ("attack.name=dlg",),
         "inverting": ("attack.name=inverting", f"attack.iterations={size.pick(full=10_000, quick=500)}"),
@@ -96,6 +98,7 @@ def table_2(size: Size) -> list[Cell]:
 
 
 def table_3(size: Size) -> list[Cell]:
+    """Table 3: three attacks on attributes."""
     rows = {
         "cpl": (),
         "dlg": ("attack.name=dlg",),
@@ -112,6 +115,7 @@ def table_3(size: Size) -> list[Cell]:
 
 
 def table_4(size: Size) -> list[Cell]:
+    """Table 4: starts of the attack."""
     inits = [name for name in INITS if name != "optimal"]
     if not size.full:
         inits = ["random-normal", "random-uniform", "patterned-2x2", "patterned-4x4", "dark", "red", "optimal-any"]
@@ -123,7 +127,7 @@ def table_4(size: Size) -> list[Cell]:
 
 
 def _spread(names: Iterable[str], size: Size) -> list[Cell]:
-    """The same images under several starts."""
+    """The same images with several starts."""
     few = size.pick(full=(), quick=("attack.images=2", "attack.seeds=3"))
     rows = {"patterned": PATTERNED, "random": RANDOM, "random-uniform": INITS["random-uniform"]}
     rows = rows if size.full else {key: rows[key] for key in ("patterned", "random")}
@@ -131,6 +135,7 @@ def _spread(names: Iterable[str], size: Size) -> list[Cell]:
 
 
 def table_5(size: Size) -> list[Cell]:
+    """Table 5: spread of the attack iterations."""
     names = size.pick(full=("mnist", "lfw", "cifar10", "cifar100"), quick=("mnist", "lfw"))
     made = _spread(names, size)
     if size.full:
@@ -139,6 +144,7 @@ def table_5(size: Size) -> list[Cell]:
 
 
 def fig_2(size: Size) -> list[Cell]:
+    """Fig 2: starts on LFW."""
     inits = size.pick(
         full=tuple(INITS),
         quick=("random-normal", "patterned-2x2", "dark", "red", "optimal"),
@@ -147,10 +153,12 @@ def fig_2(size: Size) -> list[Cell]:
 
 
 def fig_3(size: Size) -> list[Cell]:
+    """Fig 3: random and patterned starts."""
     return _spread(size.pick(full=("lfw", "cifar100"), quick=("lfw",)), size)
 
 
 def fig_4(size: Size) -> list[Cell]:
+    """Fig 4: optimisers of the attack."""
     rounds = size.pick(full=300, quick=100)
     rows: dict[str, tuple[str, ...]] = {"lbfgs": ()}
     for name in size.pick(full=("adam", "sgd", "momentum", "adagrad"), quick=("adam",)):
@@ -162,6 +170,7 @@ def fig_4(size: Size) -> list[Cell]:
 
 
 def fig_11(size: Size) -> list[Cell]:
+    """Fig 11: rates and iterations by start."""
     made = []
     for name in size.pick(full=ALL, quick=("lfw", "mnist")):
         for init in INITS:
@@ -176,7 +185,7 @@ def fig_11(size: Size) -> list[Cell]:
 
 
 def _batches(row: str, sizes: Iterable[int], size: Size) -> list[Cell]:
-    """Faces in batches, of clients that hold two people each: the same number of faces whatever the size."""
+    """Batches of faces from clients with two people each; the number of faces is the same for all batch sizes."""
     held = ("data.partition=classes", "data.classes_per_client=2")
     made = []
     for batch in sizes:
@@ -192,7 +201,7 @@ def _batches(row: str, sizes: Iterable[int], size: Size) -> list[Cell]:
 def _local(
     row: str, name: str, steps: Iterable[int], size: Size, *more: str, options: Mapping[str, Any] | None = None
 ) -> list[Cell]:
-    """M local steps on the one example that each client holds."""
+    """M local steps on the single example of each client."""
     one = ("data.partition=iid", "data.per_client=1")
     return [
         Cell(
@@ -211,6 +220,7 @@ def _local(
 
 
 def table_6(size: Size) -> list[Cell]:
+    """Table 6: batch size and local iterations on LFW."""
     batches = _batches("batch size", size.pick(full=(1, 2, 4, 8, 16), quick=(1, 2, 4)), size)
     steps = size.pick(full=(1, 3, 5, 7, 9), quick=(1, 3, 5))
     made = [*batches, *_local("local iterations", "lfw", steps, size)]
@@ -218,7 +228,7 @@ def table_6(size: Size) -> list[Cell]:
 
 
 def _readings(row: str, name: str, steps: Iterable[int], size: Size) -> list[Cell]:
-    """What else an update of several steps can be taken for; the paper has no such rows, one start each is enough."""
+    """Other readings of an update of several steps. The paper has no such rows; one start each is enough."""
     several = [count for count in steps if count > 1]
     once = "attack.seeds=1"
     return [
@@ -229,11 +239,12 @@ def _readings(row: str, name: str, steps: Iterable[int], size: Size) -> list[Cel
 
 
 def fig_5(size: Size) -> list[Cell]:
+    """Fig 5: batch size on LFW."""
     return _batches("lfw", size.pick(full=(1, 2, 4, 8, 16), quick=(1, 2, 4)), size)
 
 
 def fig_6(size: Size) -> list[Cell]:
-    """Full: 256 channels from 64 pixels on, which is the net's default; also twice the filters, as the text says."""
+    """Fig 6: resolution. 256 channels above 32 pixels (the public code), and twice the filters (the paper's text)."""
     made = []
     for row, init in {"patterned": PATTERNED, "random": RANDOM}.items():
         made.append(_attack(row, "32", "lfw", size, *init))
@@ -246,13 +257,13 @@ def fig_6(size: Size) -> list[Cell]:
 
 
 def _larger(row: str, side: int, size: Size, *more: str) -> Cell:
-    """Faces of another size; above 32 pixels there is one of each person."""
+    """Faces of another size; above 32 pixels there is one face of each person."""
     held = (f"data.size={side}", "data.clients=20", "data.per_client=15") if side > 32 else ()
     return _attack(row, str(side), "lfw", size, *held, *more)
 
 
 def fig_7(size: Size) -> list[Cell]:
-    """So many features and weights in ±0.5 saturate the softmax; Glorot's weights do not."""
+    """Fig 7: a chest X-ray. Its many features with weights in ±0.5 saturate the softmax; Glorot's weights do not."""
     few = size.pick(full=(), quick=("model.channels=16", "attack.iterations=5"))
     glorot = ("model.init=default",)
     rows = {"patterned": PATTERNED, "patterned, Glorot weights": glorot, "random, Glorot weights": (*glorot, *RANDOM)}
@@ -261,6 +272,7 @@ def fig_7(size: Size) -> list[Cell]:
 
 
 def fig_8(size: Size) -> list[Cell]:
+    """Fig 8: activation, dropout and pooling."""
     rows = {
         "sigmoid": (),
         "tanh": ("model.activation=tanh",),
@@ -275,13 +287,13 @@ def fig_8(size: Size) -> list[Cell]:
     return [_attack(row, name, name, size, *how, *(one if how else ())) for name in names for row, how in rows.items()]
 
 
-# --- what is sent, and what is done against the attack
+# --- compression, noise and local steps
 
 SHARES = (0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.8, 0.9)
 
 
 def _compressed(row: str, name: str, shares: Iterable[float], size: Size) -> list[Cell]:
-    """The first round's upload, of which a share is held back (the memory of earlier rounds is empty)."""
+    """The upload of the first round, of which a share is held back; the client state of DGC is still empty."""
     return [
         _attack(row, f"{share:g}", name, size, *(() if share == 0 else ("attack.tap=server", *_dgc(share))))
         for share in shares
@@ -293,7 +305,7 @@ def _dgc(share: float) -> tuple[str, ...]:
 
 
 def _federation(name: str, size: Size) -> tuple[str, ...]:
-    """Training for the benign accuracy: 100 clients, 10 per round; the rest is fed-cdp's Table I, since cpl names none."""
+    """Training for the benign accuracy: 100 clients, 10 per round; the rest is fed-cdp's Table I, since cpl gives none."""
     equal = {
         "mnist": ("data.per_client=600",),
         "cifar10": ("data.per_client=500",),
@@ -306,12 +318,13 @@ def _federation(name: str, size: Size) -> tuple[str, ...]:
 
 
 def _accuracy(name: str, column: str, size: Size, *defence: str) -> Cell:
-    """Benign accuracy, over three seeds where a training is short."""
+    """Benign accuracy, over three seeds if the training is short."""
     seeds = 3 if size.full and not name.startswith("cifar") else 1
     return Cell(f"{name} accuracy", column, "train", (*_federation(name, size), *defence), seeds=seeds)
 
 
 def table_7(size: Size) -> list[Cell]:
+    """Table 7: accuracy and attack by the share of entries held back."""
     made = []
     for name in size.pick(full=ALL, quick=("mnist",)):
         for share in size.pick(full=(0, *SHARES), quick=(0, 0.5, 0.9)):
@@ -325,6 +338,7 @@ def table_7(size: Size) -> list[Cell]:
 
 
 def fig_9(size: Size) -> list[Cell]:
+    """Fig 9: attacks on compressed uploads."""
     shares = {"mnist": (0, 0.1, 0.3, 0.4, 0.9), "cifar10": (0, 0.4, 0.9)}
     return [
         cell for name in shares for cell in _compressed(name, name, (0, *SHARES) if size.full else shares[name], size)
@@ -332,39 +346,47 @@ def fig_9(size: Size) -> list[Cell]:
 
 
 SCALES = ("0.0001", "0.001", "0.01")
-LAWS = ("gaussian", "laplace")
+DISTRIBUTIONS = ("gaussian", "laplace")
 
 
-def _noise(law: str, scale: str) -> tuple[str, ...]:
-    return ("defense.name=gradient-noise", f"defense.law={law}", f"defense.scale={scale}", "defense.stage=batch")
+def _noise(distribution: str, scale: str) -> tuple[str, ...]:
+    return (
+        "defense.name=gradient-noise",
+        f"defense.law={distribution}",
+        f"defense.scale={scale}",
+        "defense.stage=batch",
+    )
 
 
-def _noised(row: str, column: str, name: str, law: str, scale: str, size: Size) -> Cell:
-    return _attack(row, column, name, size, "attack.tap=batch", *_noise(law, scale))
+def _noised(row: str, column: str, name: str, distribution: str, scale: str, size: Size) -> Cell:
+    return _attack(row, column, name, size, "attack.tap=batch", *_noise(distribution, scale))
 
 
 def table_8(size: Size) -> list[Cell]:
+    """Table 8: accuracy and attack by noise on gradients."""
     made = []
     for name in size.pick(full=("cifar100", "lfw"), quick=("lfw",)):
         made.append(_accuracy(name, "none", size))
         made.append(_attack(f"{name} attack", "none", name, size))
         made += _deep(f"{name} attack", "none", name, size)
-        for law in LAWS:
+        for kind in DISTRIBUTIONS:
             for scale in SCALES:
-                if size.full or (law, scale) == ("gaussian", "0.01"):
-                    made.append(_accuracy(name, f"{law} {scale}", size, *_noise(law, scale)))
-                if size.full or law == "gaussian" or scale == "0.01":
-                    made.append(_noised(f"{name} attack", f"{law} {scale}", name, law, scale, size))
+                if size.full or (kind, scale) == ("gaussian", "0.01"):
+                    made.append(_accuracy(name, f"{kind} {scale}", size, *_noise(kind, scale)))
+                if size.full or kind == "gaussian" or scale == "0.01":
+                    made.append(_noised(f"{name} attack", f"{kind} {scale}", name, kind, scale, size))
     return made
 
 
 def fig_12(size: Size) -> list[Cell]:
+    """Fig 12: attacks on noised gradients."""
     names = size.pick(full=("cifar100", "lfw"), quick=("lfw",))
-    laws = size.pick(full=LAWS, quick=("gaussian",))
-    return [_noised(f"{name}, {law}", s, name, law, s, size) for name in names for law in laws for s in SCALES]
+    kinds = size.pick(full=DISTRIBUTIONS, quick=("gaussian",))
+    return [_noised(f"{name}, {kind}", s, name, kind, s, size) for name in names for kind in kinds for s in SCALES]
 
 
 def table_9(size: Size) -> list[Cell]:
+    """Table 9: attacks on updates of several local iterations."""
     made = []
     for name in size.pick(full=("cifar10", "cifar100", "lfw", "mnist"), quick=("lfw", "mnist")):
         made += _local(name, name, size.pick(full=range(1, 11), quick=(1, 3, 5)), size)
@@ -379,14 +401,15 @@ def table_9(size: Size) -> list[Cell]:
 
 
 def fig_13(size: Size) -> list[Cell]:
+    """Fig 13: local iterations on LFW."""
     return _local("lfw", "lfw", size.pick(full=range(1, 11), quick=(1, 3, 5)), size)
 
 
-# --- other inferences
+# --- other attacks
 
 
 def fig_10(size: Size) -> list[Cell]:
-    """Each attack on the networks it can be played on: Aono's needs a fully connected first layer."""
+    """Fig 10: each attack on the networks that it supports; Aono's needs a fully connected first layer."""
     pairs = {"cpl": ("lenet-cpl", "mlp"), "aono": ("mlp",), "melis": ("lenet-cpl", "mlp")}
     made = []
     for name in size.pick(full=ALL, quick=("mnist",)):
@@ -399,7 +422,7 @@ def fig_10(size: Size) -> list[Cell]:
     return made
 
 
-# --- what is shown
+# --- the recipes
 
 CONTENT = Measure("success_rate", "content found (SSIM ≥ 0.9)", 3)
 BELIEVED = Measure("believed_rate", "paper's rule (distance < 1e-4)", 3)
@@ -418,21 +441,21 @@ RATES = (CONTENT, BELIEVED)
 QUALITY = (ITERATIONS, *RATES, SSIM, MSE)
 
 NET = (
-    "lenet-cpl with random weights stands for every dataset where the paper names ResNet-20 for CIFAR; our SSIM and error "
-    "are means over all attacks, the paper's over those it counts as successes"
+    "every dataset is attacked on lenet-cpl with random weights, where the paper uses ResNet-20 for CIFAR; our SSIM "
+    "and error are means over all attacks, the paper's over its successes"
 )
 START = (
     "the published rates and counts of CPL-random are those that Table 2 gives for the joint attack [45]; ours infers the "
-    "label. Uniform noise starts as well as a pattern of it: what slows normal noise is its range"
+    "label. A start of uniform noise is as good as a patterned one: normal noise is slower because of its range"
 )
 LOCAL = (
-    "the paper names no learning rate (ours is the dataset's usual one) and takes an update over the learning rate for a "
-    "gradient, whatever the number of steps; that holds as far as later steps add little, other readings have rows of "
-    "their own"
+    "the paper gives no learning rate (ours is the default of the dataset) and treats an update divided by the "
+    "learning rate as a gradient, whatever the number of steps. That holds while later steps add little; other "
+    "readings have separate rows"
 )
 BENIGN = (
-    "accuracy is that of fed-cdp's network and training (ResNet-20 with group normalisation for CIFAR, i.i.d. clients), "
-    "since cpl gives none and the sigmoid LeNet does not learn by it; CIFAR-100 is a re-split of its test images"
+    "accuracy is that of fed-cdp's network and training (ResNet-20 with group normalisation for CIFAR, i.i.d. "
+    "clients): cpl gives none, and the sigmoid LeNet does not learn with it; CIFAR-100 is a re-split of its test images"
 )
 
 
@@ -460,9 +483,9 @@ RECIPES: tuple[Recipe, ...] = (
         (ITERATIONS, *RATES, LABEL, SSIM, MSE),
         f"{SMALLER} (inverting: 500); the other attacks on LFW and MNIST only",
         f"{NET}; inverting matches directions under a prior, so its gradient distance rarely falls below the paper's "
-        "threshold, and its iterations then are all that it was given: 10,000, as the published counts exceed its usual "
-        "4,800; steps by the sign alone come near a colour image slowly (8 faces: SSIM 0.70 after 3,000 iterations, 0.89 "
-        "after 10,000), and neither more nor less of the prior makes it quicker",
+        "threshold, and it then uses all its iterations: 10,000, because the published counts exceed its default of 4,800. "
+        "Its sign steps approach a colour image slowly (8 faces: SSIM 0.70 after 3,000 iterations, 0.89 after 10,000); "
+        "neither a stronger nor a weaker prior is faster",
     ),
     _table(
         3,
@@ -470,8 +493,8 @@ RECIPES: tuple[Recipe, ...] = (
         table_3,
         (Measure("success_rate", "content found (error ≤ 1e-3)", 3), BELIEVED, LABEL, MSE),
         f"{SMALLER} (inverting: 500)",
-        "the paper names neither width nor activation of the hidden layer (ours: 64, sigmoid), nor how attributes are "
-        "scaled",
+        "the paper gives neither the width nor the activation of the hidden layer (ours: 64, sigmoid), nor the scaling of "
+        "attributes",
     ),
     _table(
         4,
@@ -479,7 +502,7 @@ RECIPES: tuple[Recipe, ...] = (
         table_4,
         (ITERATIONS, *RATES),
         f"{SMALLER}; LFW only, seven starts",
-        f"{START}; {NET}; optimal-any is an image that the attacker holds itself",
+        f"{START}; {NET}; optimal-any is an image that the attacker has",
     ),
     _table(
         5,
@@ -487,7 +510,7 @@ RECIPES: tuple[Recipe, ...] = (
         table_5,
         SPREAD,
         "2 images, three starts each, 100 iterations; MNIST and LFW",
-        f"{START}; the paper's variance may be a deviation, ours is a variance over images and starts; {NET}",
+        f"{START}; the paper's variance may be a standard deviation; ours is a variance over images and starts; {NET}",
     ),
     _table(
         6,
@@ -495,7 +518,7 @@ RECIPES: tuple[Recipe, ...] = (
         table_6,
         QUALITY,
         f"{SMALLER} (2 batches); three sizes and three numbers of steps",
-        "a batch's gradient can be matched by images that are not those of the batch: the paper's rule counts that; "
+        "other images than those of the batch can have the gradient of the batch: the paper's rule counts them as success; "
         f"{LOCAL}",
     ),
     _table(
@@ -504,8 +527,8 @@ RECIPES: tuple[Recipe, ...] = (
         table_7,
         (ACCURACY, *QUALITY),
         f"{SMALLER}; accuracy on MNIST after 5 rounds of 20 steps; few shares",
-        "the attack takes a pruned gradient for a whole one: once entries that matter are set to zero, no image has that "
-        f"gradient; {BENIGN}; {NET}",
+        "the attack treats a pruned gradient as complete: once important entries are zero, no image has that gradient; "
+        f"{BENIGN}; {NET}",
     ),
     _table(
         8,
@@ -513,7 +536,8 @@ RECIPES: tuple[Recipe, ...] = (
         table_8,
         (ACCURACY, *QUALITY),
         f"{SMALLER}; LFW, accuracy after 5 rounds of 20 steps",
-        f"noise of deviation s on n coordinates keeps the squared distance near n·s², whatever is found; {BENIGN}; {NET}",
+        "noise of standard deviation s on n coordinates keeps the squared distance near n·s², whatever is found; "
+        f"{BENIGN}; {NET}",
     ),
     _table(
         9,
@@ -529,7 +553,7 @@ RECIPES: tuple[Recipe, ...] = (
         fig_2,
         QUALITY,
         f"{SMALLER}; five starts",
-        why="pictures in the paper: measured is what they show",
+        why="the paper shows pictures; the values measure what such pictures show",
     ),
     _fig(
         3,
@@ -545,7 +569,7 @@ RECIPES: tuple[Recipe, ...] = (
         fig_4,
         (*QUALITY, Measure("evaluations", "gradients computed", 0)),
         f"{SMALLER}; L-BFGS and Adam",
-        why="one iteration of L-BFGS is up to 20 steps, of the others one: both budgets are shown; step length 0.1",
+        why="one iteration of L-BFGS is up to 20 steps, of the others one: both budgets are shown; step size 0.1",
     ),
     _fig(
         5,
@@ -561,7 +585,7 @@ RECIPES: tuple[Recipe, ...] = (
         fig_6,
         QUALITY,
         f"{SMALLER}; above 32 pixels one face of 64 with 24 channels",
-        why="the text doubles the filters, the public code has 256 channels above 32 pixels: both have rows",
+        why="the paper's text doubles the filters, the public code has 256 channels above 32 pixels: both are shown",
         chart=Chart("iterations", "pixels per side", "attack iterations"),
     ),
     _fig(
@@ -570,7 +594,7 @@ RECIPES: tuple[Recipe, ...] = (
         fig_7,
         QUALITY,
         "16 channels instead of 256, 5 iterations",
-        why="another X-ray than the paper's",
+        why="the X-ray is not the paper's",
     ),
     _fig(
         8,
@@ -595,8 +619,8 @@ RECIPES: tuple[Recipe, ...] = (
         fig_10,
         (SSIM, MSE, LABEL),
         f"{SMALLER}; MNIST",
-        why="Melis infers properties and membership and reconstructs nothing: compared is the example of its own that it "
-        "holds most likely, of the class it infers",
+        why="Melis infers properties and membership and reconstructs nothing: its result here is the most likely of "
+        "its own examples, from the class that it infers",
     ),
     _fig(
         11,

@@ -1,11 +1,11 @@
 """dpfl: Tables II to IV, Figs 1 and 4 to 11.
 
-The paper names no clip α, no number of rounds and no local epochs: α = 1, 200 rounds and one epoch are ours, and stand in
-every cell's settings. α scales clip and noise alike, so it decides how far the model moves and not how much noise an update
-carries. Updates reach the model by their mean (the main row) or as Algorithm 3 line 10 is printed, which moves it about a
-thousand times less; the public set alone stands beside both. In the attacks a client makes one SGD step on one example, so
-that its update is its gradient, and the server attacks what it receives; noise in units of the gradient is 2α/ε_i then,
-whatever the learning rate.
+The paper gives no clip α, number of rounds or local epochs: α = 1, 200 rounds and one epoch are our choice and part of
+every cell's settings. α scales clip and noise alike, so it decides how far the model moves, not the share of noise in
+an update. The server applies the mean of the updates (the main row), or Algorithm 3 line 10 as printed, which moves
+the model about a thousand times less; a row with the public set alone is the control for both. In the attacks a client
+makes one SGD step on one example, so its update is its gradient, and the server attacks what it receives. The noise in
+units of the gradient is then 2α/ε_i, whatever the learning rate.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _budget(epsilon: str) -> str:
 
 
 def table_2(size: Size) -> list[Cell]:
-    """Rows: ε; columns: α, which the paper does not name."""
+    """Table II: by ε (rows) and α (columns), which the paper does not give."""
     setting = (
         "data.name=mnist", "data.split=dpfl", "data.partition=iid", "data.clients=1", "train.per_round=1",
         "train.local_epochs=1", "train.batch=128", *CLIENTS, "defense.name=none",
@@ -62,7 +62,7 @@ def table_2(size: Size) -> list[Cell]:
 
 
 def _federation(name: str, size: Size) -> tuple[str, ...]:
-    """100 clients of 500 examples, 10 per round; quick: 20 of 200, 4 per round, batches of 50, a public set of 500."""
+    """100 clients of 500 examples, 10 per round. Quick: 20 of 200, 4 per round, batches of 50, a public set of 500."""
     full = ("data.clients=100", "data.per_client=500", "train.per_round=10", "train.rounds=200", "train.local_epochs=1")
     few = (
         "data.clients=20", "data.per_client=200", "train.per_round=4", "train.rounds=10", "train.local_epochs=1",
@@ -76,7 +76,7 @@ def _training(name: str, size: Size, row: str, column: str, how: tuple[str, ...]
 
 
 def _trainings(name: str, size: Size, epsilon: str) -> dict[str, tuple[str, ...]]:
-    """What is trained at one ε, by the name of its row."""
+    """The noised trainings at one ε, by the names of their rows."""
     made: dict[str, tuple[str, ...]] = {"dpfl": (*DPFL, _budget(epsilon))}
     if size.full or (name == "mnist" and epsilon == "10"):
         made["dpfl, server step as printed"] = (*DPFL, _budget(epsilon), *AS_PRINTED)
@@ -88,6 +88,7 @@ QUICK_BUDGETS = ("0.5", "10")
 
 
 def table_3(size: Size) -> list[Cell]:
+    """Table III: accuracy by ε, and of the public set alone."""
     made = []
     for name in DATA:
         made += [_training(name, size, row, name, how) for row, how in UNNOISED.items()]
@@ -100,7 +101,7 @@ def table_3(size: Size) -> list[Cell]:
 
 
 def _by_budget(name: str, size: Size) -> list[Cell]:
-    """The trainings of Table III along ε; those without noise are the same all along."""
+    """Figs 4 to 6: the trainings of Table III by ε; rows without noise repeat one result for every ε."""
     made = []
     for epsilon in size.pick(full=BUDGETS, quick=QUICK_BUDGETS):
         rows = {**UNNOISED, **_trainings(name, size, epsilon)}
@@ -120,6 +121,7 @@ def _timed(name: str, size: Size) -> tuple[str, ...]:
 
 
 def table_4(size: Size) -> list[Cell]:
+    """Table IV: time to add noise to one update."""
     rows = {"dpfl": (*DPFL, "defense.finetune=false"), "lip": ("defense.name=lip", "defense.clip=1.0")}
     options = {"repeats": size.pick(full=200, quick=50)}
     return [
@@ -130,6 +132,7 @@ def table_4(size: Size) -> list[Cell]:
 
 
 def fig_11(size: Size) -> list[Cell]:
+    """Fig 11: computation time of a round."""
     public = size.pick(full=(), quick=("defense.public=0.05",))
     rows = {
         "none": ("defense.name=none",),
@@ -167,7 +170,7 @@ CONVOLUTIONS = {
 
 
 def _attacked(name: str, size: Size, attack: tuple[str, ...]) -> tuple[str, ...]:
-    """16 images of 16 clients; quick: 4, and fewer iterations."""
+    """16 images of 16 clients; the quick size has 4 images and fewer iterations."""
     images = size.pick(full=16, quick=4)
     few = (f"data.clients={images}", f"attack.images={images}", f"data.per_client={size.pick(full=500, quick=100)}")
     return (
@@ -189,12 +192,13 @@ def _attack(
     layers: list[str] | None = None,
     column: str | None = None,
 ) -> Cell:
-    """One study; `layers`: those whose gradients the attacker matches, all where none are named."""
+    """One attack study. `layers`: the layers whose gradients the attacker matches (None: all)."""
     options: Mapping[str, Any] = {} if layers is None else {"layers": layers}
     return Cell(row, column or name, "attack-layers", (*how, *_attacked(name, size, attack)), options)
 
 
 def fig_1(size: Size) -> list[Cell]:
+    """Fig 1: DLG on all layers, on convolutions and on the dense layer."""
     made = []
     for name in size.pick(full=("mnist", "cifar10"), quick=("mnist",)):
         convolutions = CONVOLUTIONS[name]
@@ -220,17 +224,19 @@ PROTECTED = {
 
 
 def _studies(size: Size, attack: tuple[str, ...], quick: Mapping[str, tuple[str, ...]]) -> list[Cell]:
-    """No defence, the clip alone, and DPFL at each ε; `quick`: the rows that are kept of each dataset."""
+    """No defence, the clip alone, and DPFL at each ε. `quick`: the rows of each dataset in the quick size."""
     kept = size.pick(full=dict.fromkeys(DATA, tuple(PROTECTED)), quick=quick)
     return [_attack(name, size, row, PROTECTED[row], attack) for name, rows in kept.items() for row in rows]
 
 
 def fig_7(size: Size) -> list[Cell]:
+    """Figs 7 and 8: DLG by squared distance, and its loss."""
     few = {"mnist": ("none", "clip alone", "dpfl, ε = 10", "dpfl, ε = 0.5"), "cifar10": ("none", "dpfl, ε = 10")}
     return _studies(size, DLG, few)
 
 
 def fig_9(size: Size) -> list[Cell]:
+    """Fig 9: DLG by cosine distance."""
     return _studies(size, COSINE, {"mnist": ("none", "dpfl, ε = 10")})
 
 
@@ -240,7 +246,7 @@ def _noised(*layers: str) -> tuple[str, ...]:
 
 
 def fig_10(size: Size) -> list[Cell]:
-    """Who matches all layers, and who knows that noise is in some and leaves these out."""
+    """Fig 10: noise on some layers; one attacker matches all layers, another leaves out the noised ones."""
     rows = {
         "none": (UNPROTECTED, None),
         "noise on conv1 and dense": (_noised("conv1", "dense"), ["conv2"]),
@@ -264,8 +270,8 @@ SMALLER_TRAINING = (
 )
 SMALLER_ATTACK = "4 images, 60 iterations of L-BFGS or 400 of Adam, fewer rows"
 PUBLIC = (
-    "the paper names neither clip nor rounds; the public set comes from the test images, and what it teaches by itself "
-    "has a row of its own, beside which the clients' part in the accuracy has to be judged"
+    "the paper gives neither clip nor rounds. The public set comes from the test images; the row with the public set alone "
+    "shows how much of the accuracy it explains"
 )
 
 RECIPES: tuple[Recipe, ...] = (
@@ -280,8 +286,8 @@ RECIPES: tuple[Recipe, ...] = (
             Measure("promotion", "PoGZ over even, less 1"),
         ),
         "10,000 images, 3 epochs, two ε, 3 draws of the noise",
-        why="the paper names no clip α, to which the noise is proportional: two values are shown. Eq. 3 gives layers with "
-        "few positive outputs less of ε and so more noise, which may help or harm",
+        why="the paper gives no clip α, to which the noise is proportional: two values are shown. Eq. 3 gives layers "
+        "with few positive outputs less of ε and so more noise, which may help or harm",
     ),
     Recipe(
         "dpfl/table-3",
@@ -297,8 +303,8 @@ RECIPES: tuple[Recipe, ...] = (
         table_4,
         (Measure("milliseconds", "ms for one update", 4),),
         "10 clients, 50 repetitions",
-        why="both defences are one compiled program here, which draws as many numbers; LIP's published time is that of its "
-        "implementation. Importances are measured once before training and are not in these times, as in the paper",
+        why="here each defence is one compiled program, and both draw the same number of values; LIP's published time is "
+        "that of its implementation. As in the paper, the times do not include the importances, which are measured once",
     ),
     Recipe(
         "dpfl/fig-1",
@@ -306,8 +312,8 @@ RECIPES: tuple[Recipe, ...] = (
         fig_1,
         (CONTENT, SSIM, MSE, LOSS),
         f"{SMALLER_ATTACK}; MNIST alone",
-        why="LIP's clip shortens gradients of a larger L1 norm, which a match by squared distance takes for content; the "
-        "cosine does not mind",
+        why="LIP's clip shortens gradients with a larger L1 norm. This misleads an attack that matches squared "
+        "distance, but not one that matches the cosine",
     ),
     Recipe(
         "dpfl/fig-4",
@@ -342,8 +348,8 @@ RECIPES: tuple[Recipe, ...] = (
         fig_7,
         (CONTENT, SSIM, MSE),
         f"{SMALLER_ATTACK}; MNIST and CIFAR-10",
-        why="the clip alone, without noise, already misleads a match by squared distance where it binds: its row tells the "
-        "two apart",
+        why="an active clip misleads an attack by squared distance even without noise: the row `clip alone` "
+        "separates the two effects",
     ),
     Recipe(
         "dpfl/fig-8",
@@ -358,8 +364,8 @@ RECIPES: tuple[Recipe, ...] = (
             LOSS,
         ),
         f"{SMALLER_ATTACK}; MNIST and CIFAR-10",
-        why="one iteration here is up to 20 steps of L-BFGS. The loss ends near the square of the noise that the gradient "
-        "carries, whatever is recovered: it tells how much noise there is, not how well it protects",
+        why="one iteration here is up to 20 steps of L-BFGS. The loss ends near the squared noise in the gradient, "
+        "whatever is recovered: it shows the amount of noise, not the protection",
     ),
     Recipe(
         "dpfl/fig-9",
@@ -367,7 +373,7 @@ RECIPES: tuple[Recipe, ...] = (
         fig_9,
         (CONTENT, SSIM, MSE),
         f"{SMALLER_ATTACK}; MNIST alone",
-        why="labels are granted to the attacker, as in the attack's own paper",
+        why="the attacker knows the labels, as in the paper of the attack",
     ),
     Recipe(
         "dpfl/fig-10",
@@ -375,8 +381,8 @@ RECIPES: tuple[Recipe, ...] = (
         fig_10,
         (CONTENT, SSIM, MSE),
         "4 images, 400 iterations",
-        why="an attacker who knows which layers are noised leaves them out; one who matches all of them is hampered by the "
-        "noise in the others",
+        why="an attacker who knows which layers have noise leaves them out; one who matches all layers is hampered by the "
+        "noise",
     ),
     Recipe(
         "dpfl/fig-11",
@@ -384,6 +390,6 @@ RECIPES: tuple[Recipe, ...] = (
         fig_11,
         (Measure("milliseconds", "ms per client and local iteration", 3),),
         "10 clients, 5 per round, 200 examples each, 4 rounds; a public set of 500",
-        why="the time is that of whole rounds, training and fine-tuning included, and not of the noise alone",
+        why="the time is that of whole rounds, including training and fine-tuning, not of the noise alone",
     ),
 )

@@ -1,8 +1,8 @@
-"""fed-cdp: Tables I to VII, Figs 1, 3, 4, 5.
+"""fed-cdp: Tables I to VII, Figs 1, 3, 4 and 5.
 
-The paper's accuracy does not follow from its algorithm as printed (one noise σC per example). Its accountant presumes one
-noise on the whole cohort's sum, so `cohort` is the main row of Fed-CDP and `example` stands beside it; `server-sum`
-likewise is what Fed-SDP's accountant presumes. Clients are drawn at a fixed number and batches shuffled, as in the paper.
+The algorithm as printed (noise σC on each example) does not give the paper's accuracy. Its accountant assumes one noise on
+the sum of the whole cohort. So `cohort` is the main row of Fed-CDP, with `example` beside it; likewise Fed-SDP's accountant
+assumes `server-sum`. As in the paper, a fixed number of clients is sampled per round and batches are shuffled.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fedveil.recipes.cell import Cell, Chart, Measure, Recipe, Size, grid
 AS_PRINTED = ("train.sampling=fixed", "train.batching=shuffle")
 ACCURACY = Measure("accuracy", "accuracy")
 
-# Defences by the name of their row.
+# Defences, by the names of their rows in `ROWS`.
 NONE = ("defense.name=none",)
 SDP = ("defense.name=fed-sdp", "defense.clip=4.0", "defense.noise=6.0", "defense.placement=server-sum")
 CDP = ("defense.name=fed-cdp", "defense.clip=4.0", "defense.noise=6.0", "defense.placement=cohort")
@@ -51,7 +51,7 @@ DATASETS = ("mnist", "cifar10", "lfw", "adult", "cancer")
 
 
 def _federation(name: str, size: Size) -> tuple[str, ...]:
-    """A dataset with the clients, rounds and steps of Table I; quick: fewer of each."""
+    """A dataset with the clients, rounds and steps of Table I; the quick size has fewer of each."""
     clients = {"mnist": 1000, "cifar10": 1000}.get(name, 100)
     if size.full:
         return (f"data.name={name}", f"data.clients={clients}", f"train.per_round={clients // 10}", *AS_PRINTED)
@@ -65,6 +65,7 @@ SMALLER = "100 clients, 10 per round, 5 rounds of 10 or 20 steps for images; one
 
 
 def table_1(size: Size) -> list[Cell]:
+    """Table I: datasets, parameters, non-private accuracy and cost."""
     made = []
     for name in DATASETS:
         common = _federation(name, size)
@@ -75,6 +76,7 @@ def table_1(size: Size) -> list[Cell]:
 
 
 def table_2(size: Size) -> list[Cell]:
+    """Table II: accuracy by number of clients and share per round."""
     made = []
     for clients in size.pick(full=(100, 1000, 10_000), quick=(100,)):
         for share in size.pick(full=(5, 10, 20, 50), quick=(10, 20)):
@@ -90,6 +92,7 @@ def table_2(size: Size) -> list[Cell]:
 
 
 def table_3(size: Size) -> list[Cell]:
+    """Table III: time per client and local iteration."""
     rows = {"non-private": NONE, "Fed-SDP": SDP, "Fed-CDP": CDP, "Fed-CDP(decay)": DECAY}
     made = []
     for name in DATASETS:
@@ -99,7 +102,7 @@ def table_3(size: Size) -> list[Cell]:
 
 
 def _varied(key: str, values: tuple[float, ...], size: Size) -> list[Cell]:
-    """Fed-CDP on every dataset with one of its keys varied."""
+    """Fed-CDP on every dataset, for several values of one key."""
     made = []
     letter = {"clip": "C", "noise": "σ"}[key]
     for name in DATASETS:
@@ -111,15 +114,17 @@ def _varied(key: str, values: tuple[float, ...], size: Size) -> list[Cell]:
 
 
 def table_4(size: Size) -> list[Cell]:
+    """Table IV: accuracy by clip."""
     return _varied("clip", size.pick(full=(0.5, 1.0, 2.0, 4.0, 6.0, 8.0), quick=(1.0, 4.0)), size)
 
 
 def table_5(size: Size) -> list[Cell]:
+    """Table V: accuracy by noise."""
     return _varied("noise", size.pick(full=(0.5, 1.0, 2.0, 4.0, 6.0, 8.0), quick=(1.0, 6.0)), size)
 
 
 def table_6(size: Size) -> list[Cell]:
-    """The account depends on the rounds alone, since the paper sets q = 0.01 for every dataset: MNIST's federation."""
+    """Table VI: ε by number of rounds; the paper sets q = 0.01 for every dataset, so all use MNIST's federation."""
     rounds = {"mnist": 100, "cifar10": 100, "lfw": 60, "adult": 10, "cancer": 3}
     common = ("data.name=mnist", "data.clients=1000", "train.per_round=100", *AS_PRINTED)
     made = []
@@ -133,12 +138,12 @@ def table_6(size: Size) -> list[Cell]:
 
 # --- leakage
 
-SEEN = {
+TAPS = {
     "type 0: server": ("attack.tap=server",),
     "type 1: client": ("attack.tap=client",),
     "type 2: example": ("attack.tap=example",),
 }
-PLACED = {
+PLACEMENTS = {
     "non-private": NONE,
     "Fed-SDP server-sum": SDP,
     "Fed-SDP server-each": (*SDP[:3], "defense.placement=server-each"),
@@ -150,8 +155,8 @@ PLACED = {
 }
 
 
-def leaking(name: str, images: int, model: str = "lenet-cpl", distance: str = "l2") -> tuple[str, ...]:
-    """The first local iteration of an untrained network, watched."""
+def _attacked(name: str, images: int, model: str = "lenet-cpl", distance: str = "l2") -> tuple[str, ...]:
+    """The first local iteration of an untrained network, under attack."""
     clients, batch = (1000, 5) if name == "mnist" else (100, 3)
     return (
         f"data.name={name}", f"data.clients={clients}", f"train.batch={batch}", "train.local_steps=1", *AS_PRINTED,
@@ -160,34 +165,41 @@ def leaking(name: str, images: int, model: str = "lenet-cpl", distance: str = "l
 
 
 def table_7(size: Size) -> list[Cell]:
+    """Table VII: reconstruction by leakage type and defence."""
     images = size.pick(full=100, quick=4)
-    placed = PLACED if size.full else {k: PLACED[k] for k in ("non-private", "Fed-SDP server-sum", "Fed-CDP example")}
-    seen = SEEN if size.full else {k: SEEN[k] for k in ("type 1: client", "type 2: example")}
+    placements = (
+        PLACEMENTS
+        if size.full
+        else {k: PLACEMENTS[k] for k in ("non-private", "Fed-SDP server-sum", "Fed-CDP example")}
+    )
+    taps = TAPS if size.full else {k: TAPS[k] for k in ("type 1: client", "type 2: example")}
     made = []
     for name in size.pick(full=("mnist", "lfw"), quick=("mnist",)):
-        columns = {f"{name} {tap}": how for tap, how in seen.items()}
-        made += grid(placed, columns, "attack", leaking(name, images))
-        through = {f"{name} type 2, by layers": SEEN["type 2: example"]}
-        wide = {k: v for k, v in placed.items() if k.startswith("Fed-CDP") or k == "non-private"}
-        made += grid(wide, through, "attack", leaking(name, images, distance="cosine-layers"))
+        columns = {f"{name} {tap}": how for tap, how in taps.items()}
+        made += grid(placements, columns, "attack", _attacked(name, images))
+        by_layers = {f"{name} type 2, by layers": TAPS["type 2: example"]}
+        cdp = {k: v for k, v in placements.items() if k.startswith("Fed-CDP") or k == "non-private"}
+        made += grid(cdp, by_layers, "attack", _attacked(name, images, distance="cosine-layers"))
         if size.full:
-            columns = {f"{name} {tap}, CNN": how for tap, how in seen.items() if tap != "type 0: server"}
-            made += grid(placed, columns, "attack", leaking(name, images, model="cnn"))
+            columns = {f"{name} {tap}, CNN": how for tap, how in taps.items() if tap != "type 0: server"}
+            made += grid(placements, columns, "attack", _attacked(name, images, model="cnn"))
     return made
 
 
 def fig_1(size: Size) -> list[Cell]:
+    """Fig 1: reconstruction from undefended gradients of a batch and of one example."""
     images = size.pick(full=100, quick=4)
-    common = leaking(size.pick(full="lfw", quick="mnist"), images)
+    common = _attacked(size.pick(full="lfw", quick="mnist"), images)
     return grid(
         {"non-private": NONE},
-        {"types 0 and 1": SEEN["type 1: client"], "type 2": SEEN["type 2: example"]},
+        {"types 0 and 1": TAPS["type 1: client"], "type 2": TAPS["type 2: example"]},
         "attack",
         common,
     )
 
 
 def fig_3(size: Size) -> list[Cell]:
+    """Fig 3: norm of example gradients over the rounds."""
     rounds = size.pick(full=100, quick=10)
     at = sorted({0, 1, 2, 5, *range(0, rounds + 1, max(1, rounds // 10))})
     common = (*_federation("mnist", size), *NONE, f"train.rounds={rounds}")
@@ -195,25 +207,29 @@ def fig_3(size: Size) -> list[Cell]:
 
 
 def fig_4(size: Size) -> list[Cell]:
+    """Fig 4: leakage under each defence, and DSSGD."""
     images = size.pick(full=30, quick=3)
     rows = {
-        **{k: PLACED[k] for k in ("non-private", "Fed-SDP client", "Fed-CDP example", "Fed-CDP(decay) example")},
+        **{k: PLACEMENTS[k] for k in ("non-private", "Fed-SDP client", "Fed-CDP example", "Fed-CDP(decay) example")},
         "DSSGD": ("defense.name=dssgd", "defense.share=0.1"),
     }
-    seen = SEEN if size.full else {"type 2: example": SEEN["type 2: example"]}
-    return grid(rows, seen, "attack", leaking(size.pick(full="lfw", quick="mnist"), images))
+    taps = TAPS if size.full else {"type 2: example": TAPS["type 2: example"]}
+    return grid(rows, taps, "attack", _attacked(size.pick(full="lfw", quick="mnist"), images))
 
 
 def fig_5(size: Size) -> list[Cell]:
+    """Fig 5: type-2 leakage from pruned gradients."""
     images = size.pick(full=30, quick=4)
-    rows = {k: PLACED[k] for k in ("non-private", "Fed-SDP server-sum", "Fed-CDP example", "Fed-CDP(decay) example")}
+    rows = {
+        k: PLACEMENTS[k] for k in ("non-private", "Fed-SDP server-sum", "Fed-CDP example", "Fed-CDP(decay) example")
+    }
     rows = rows if size.full else {k: rows[k] for k in ("non-private", "Fed-CDP example")}
     made = []
     for share in size.pick(full=(0.0, 0.1, 0.3, 0.5, 0.7, 0.9), quick=(0.0, 0.3, 0.9)):
-        common = (*leaking("mnist", images), "attack.tap=example")
+        common = (*_attacked("mnist", images), "attack.tap=example")
         for row, how in rows.items():
-            place, before = ("0", ()) if how is NONE else ("1", how)
-            pruned = tuple(f"defense.{place}.{key}" for key in ("name=prune", f"share={share}", "stage=example"))
+            index, before = ("0", ()) if how is NONE else ("1", how)
+            pruned = tuple(f"defense.{index}.{key}" for key in ("name=prune", f"share={share}", "stage=example"))
             made.append(Cell(row, f"{share:g}", "attack", (*common, *before, *pruned)))
     return made
 
@@ -226,20 +242,20 @@ RATES = (
     Measure("iterations", "attack iterations", 1),
 )
 NOISE = (
-    "the published accuracies need less noise than Algorithm 2 adds: as printed each example's noise is σC, which leaves "
-    "the mean gradient of a batch with noise σC/√B; `cohort` noise is what the accountant presumes. A clip of 4 on a "
-    "client's update with σ = 6 leaves Fed-SDP's mean update under noise 24/Kt in every coordinate, more than the signal"
+    "the published accuracies need less noise than Algorithm 2 adds. As printed, each example's noise is σC, so the mean "
+    "gradient of a batch has noise σC/√B; the accountant assumes `cohort` noise. With a clip of 4 on a client's update and "
+    "σ = 6, Fed-SDP's mean update has noise 24/Kt in every coordinate, more than the signal"
 )
 RULE = (
-    "the paper's rule reproduces with one step too many; it multiplies the sampling of clients and of batches, which no "
-    "proof allows, and takes layerwise clipping for a bound of C"
+    "the paper's rule reproduces with one step too many. It multiplies the sampling rates of clients and of batches, for "
+    "which there is no proof, and treats layerwise clipping as a bound of C on the whole gradient"
 )
 LEAKS = (
-    "the paper counts a small gradient distance as success; noise that Fed-SDP adds at the server closes nothing before "
-    "it; a clip of layers without noise (`batch`, `cohort` at the example tap) hides nothing from a distance that looks at "
-    "directions"
+    "the paper counts a small gradient distance as success. Noise that Fed-SDP adds at the server does not protect what is "
+    "seen before it. Layerwise clipping without noise (`batch`, `cohort` at the example tap) does not stop an attack that "
+    "matches directions"
 )
-COST = "another machine, and clients are computed side by side in one program"
+COST = "another machine, and clients are computed in parallel in one program"
 
 RECIPES: tuple[Recipe, ...] = (
     Recipe(
@@ -254,7 +270,7 @@ RECIPES: tuple[Recipe, ...] = (
             Measure("milliseconds", "ms per client and step", 4),
         ),
         SMALLER,
-        f"cost: {COST}; CIFAR-10 with two classes per client does not reach its figure in 100 rounds",
+        f"cost: {COST}; CIFAR-10 with two classes per client does not reach the published accuracy in 100 rounds",
     ),
     Recipe(
         "fed-cdp/table-2",
@@ -298,7 +314,7 @@ RECIPES: tuple[Recipe, ...] = (
             Measure("ledger.release/example/pld/participation/zero-out", "certified, one record", 3),
             Measure("ledger.release/client/pld/participation/zero-out", "certified, client", 3),
         ),
-        "nothing: accounts take seconds",
+        "the same as the full size: accounting takes seconds",
         RULE,
     ),
     Recipe(

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedveil.config import Config, for_attack, load
+from fedveil.config import Config, load
 from fedveil.recipes.cell import Job
 from fedveil.recipes.kinds_cpl import attack_steps, compare_attacks
 from fedveil.recipes.kinds_dpfl import attack_layers, noise_time, noised_epoch
@@ -59,40 +59,23 @@ def epsilons(rows: list[Any]) -> dict[str, float | None]:
 
 
 def attack(job: Job) -> Result:
-    """A study of reconstructions: `fedveil attack`."""
-    from fedveil.attacks import study
-    from fedveil.federation import prepare
+    """An attack, a reconstruction or an inference attack: `fedveil attack`."""
+    from fedveil.attacks.orchestrate import attack
 
-    config = for_attack(_config(job))
-    federation = prepare(config, trainable=False)
-    number = config.attack.round or 0
-    state = federation.simulator.start()
-    for done in range(number):
-        state, _ = federation.simulator.round(state, done)
-    return study.run(federation, state, number, config.attack).as_dict()
-
-
-def infer(job: Job) -> Result:
-    """An inference attack: `fedveil attack` with one of these names."""
-    from fedveil.attacks.inference.run import run
-
-    return run(_config(job)).document
+    return attack(_config(job)).as_dict()
 
 
 def account(job: Job) -> Result:
     """The account of a config, without training; `rounds` and `accountants` as options."""
-    from fedveil.accounting import ledger
-    from fedveil.federation import plan
+    from fedveil.run_account import account as account_of
 
-    made = plan(_config(job))
-    rounds = int(job.options.get("rounds", made.setting.rounds))
     kinds = tuple(job.options.get("accountants", ("paper", "pld")))
-    rows = ledger.rows(made.transcript(rounds), accountants=kinds)
-    return {"rounds": rounds, "ledger": epsilons(rows)}
+    rows = account_of(_config(job), rounds=job.options.get("rounds"), accountant=kinds)
+    return {"rounds": rows.parts[0][0].rounds, "ledger": epsilons(list(rows))}
 
 
 def norms(job: Job) -> Result:
-    """Mean L2 norm of example gradients at the first local step of so many clients, round by round (fed-cdp, Fig. 3)."""
+    """Mean L2 norm of example gradients at the first local step of some clients, round by round (fed-cdp, Fig. 3)."""
     from fedveil.federation import prepare
 
     federation = prepare(_config(job))
@@ -111,7 +94,7 @@ def norms(job: Job) -> Result:
 
 
 def dataset(job: Job) -> Result:
-    """What a dataset holds."""
+    """The sizes of a dataset."""
     from fedveil.federation import prepare
 
     federation = prepare(_config(job))
@@ -146,13 +129,10 @@ def round_time(job: Job) -> Result:
 
 def calibrated(job: Job) -> Result:
     """A training whose noise the ledger sets: the least that keeps `epsilon`, `delta` at `tap` for `unit`."""
-    from fedveil.accounting import calibrate
-    from fedveil.federation import plan
+    from fedveil.run_account import calibrate
 
-    made = plan(_config(job))
-    wanted = {key: job.options[key] for key in ("epsilon", "delta", "tap", "unit")}
-    found = calibrate.noise_for(made.defenses, made.setting, calibrate.Goal(**wanted))
-    settings = (*job.settings, f"defense.{found.place}.{found.key}={found.value!r}")
+    found = calibrate(_config(job), **{key: job.options[key] for key in ("epsilon", "delta", "tap", "unit")}).found
+    settings = (*job.settings, f"defense.{found.index}.{found.key}={found.value!r}")
     result = train(Job(job.kind, settings, {"test": True}))
     assumes = list(found.row.assumptions)
     return {
@@ -170,7 +150,7 @@ KINDS: dict[str, Callable[[Job], Result]] = {
     "attack": attack,
     "attack-steps": attack_steps,
     "compare-attacks": compare_attacks,
-    "infer": infer,
+    "infer": attack,
     "ledger": account,
     "norms": norms,
     "dataset": dataset,

@@ -1,4 +1,4 @@
-"""Measurements of cpl that a plain study of attacks does not make: local steps on one example, other inferences."""
+"""Measurements of cpl beyond a plain study of attacks: local steps on one example, and a comparison with other attacks."""
 
 from __future__ import annotations
 
@@ -13,45 +13,39 @@ from fedveil.core.errors import ConfigError
 from fedveil.recipes.cell import Job
 
 if TYPE_CHECKING:
-    from fedveil.attacks.observe import Observation
+    from fedveil.attacks.observation import GradientObservation
 
 Result = dict[str, object]
 
 
 def attack_steps(job: Job) -> Result:
-    """The attack on an update of M local steps on one example, by one who looks for one example (cpl, Tables 6(b) and 9).
+    """Attacks updates of M local steps on one example, with an attacker that looks for one (cpl, Tables 6(b) and 9).
 
-    A study of attacks looks for as many examples as the steps drew; here the attacker knows that a client holds one. Option
-    `divided`: what `one_example` says.
+    A plain study looks for as many examples as the steps drew; here the attacker knows that a client holds one. Option
+    `divided`: see `one_example`.
     """
-    from fedveil.attacks import truth
-    from fedveil.attacks.catalog import settings
-    from fedveil.attacks.observe import from_tap
-    from fedveil.attacks.run import attack
-    from fedveil.attacks.score import score
-    from fedveil.attacks.study import check_tap, pooled
+    from fedveil.attacks.base import ReconstructionAttack
+    from fedveil.attacks.study import Round, run_on
     from fedveil.federation import prepare
 
     config = for_attack(load(None, list(job.settings)))
-    asked = config.attack
-    check_tap(asked)
+    attack = config.attack.make()
+    assert isinstance(attack, ReconstructionAttack)
     federation = prepare(config, trainable=False)
     if int(federation.partition.max_length) > 1:
         raise ConfigError("data.per_client", config.data.per_client, "takes 1: the steps are all on one example")
-    clients = list(range(min(asked.images, federation.partition.clients)))
-    x, y = truth.of_tap(federation, 0, clients, asked.at)  # [clients, steps, ...]: the same example at every step
-    seen = from_tap(federation, federation.simulator.start(), 0, clients, asked.at)
-    made = settings(asked.name, **asked.given())
-    one = one_example(seen, divided=made.reading == "simulated" or bool(job.options.get("divided")))
-    done = attack(one, made, seeds=range(asked.seeds), precision=config.speed.precision)
-    found = pooled([score(done, x[:, :1], y[:, :1], asked.rule, federation.dataset.groups)])
-    head = {"attack": made.name, "tap": asked.at, "steps": seen.local_steps}
-    return {**head, **found, "compile_seconds": done.compile_seconds}
+    divided = getattr(attack, "reading", "") == "simulated" or bool(job.options.get("divided"))
+    # The truth is [clients, steps, ...], the same example at every step.
+    attacked = Round(federation, federation.simulator.start(), 0, lambda seen: one_example(seen, divided), examples=1)
+    images = min(config.attack.images, federation.partition.clients)
+    done = run_on(attacked, attack, config.attack.model_copy(update={"images": images}))
+    document = {key: value for key, value in done.as_dict().items() if key != "round"}
+    return {**document, "steps": done.groups[0].observation.local_steps}
 
 
-def one_example(seen: Observation, divided: bool) -> Observation:
+def one_example(seen: GradientObservation, divided: bool) -> GradientObservation:
     """Updates of M steps as the gradient of one example: the update over the learning rate, which is the sum of the steps'
-    gradients (cpl, Algorithm 1 line 6), or `divided` by M their mean."""
+    gradients (cpl, Algorithm 1 line 6), or `divided` by M, which is their mean."""
     times = 1 if divided else seen.local_steps
     gradients = jax.tree.map(lambda a: np.asarray(a) * times, seen.gradients)
     return replace(seen, gradients=gradients, examples=1, order=None)
@@ -59,7 +53,7 @@ def one_example(seen: Observation, divided: bool) -> Observation:
 
 def compare_attacks(job: Job) -> Result:
     """One of CPL, Aono and Melis (option `attack`) on one network (option `model`), as cpl's Fig. 10 compares them."""
-    from fedveil.attacks.inference import compare
+    from fedveil.attacks.games import compare
 
     config = load(None, list(job.settings))
     pair = (str(job.options["attack"]), str(job.options["model"]))

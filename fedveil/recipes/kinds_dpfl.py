@@ -116,7 +116,7 @@ def noise_time(job: Job) -> Result:
 
 @dataclass(frozen=True, eq=False)
 class Looked:
-    """A network of which an attacker looks at some layers: the others are constants to it, `held`."""
+    """A network of which an attacker matches some layers only: the others are constants, `held`."""
 
     model: Model
     held: Params
@@ -132,31 +132,23 @@ def attack_layers(job: Job) -> Result:
     """A study of reconstructions with the attack's loss along the way; `layers`: those whose gradients are matched.
 
     `loss` holds the median over the attacks of the squared gradient distance as an iteration opens; an attack that has
-    ended keeps its last.
+    ended keeps its last value.
     """
-    from fedveil.attacks import truth
-    from fedveil.attacks.catalog import settings
-    from fedveil.attacks.observe import from_tap
-    from fedveil.attacks.run import attack
-    from fedveil.attacks.score import score
-    from fedveil.attacks.study import check_tap, pooled
+    from fedveil.attacks.reconstruction.matching import GradientMatching
+    from fedveil.attacks.study import Round, run_on
     from fedveil.federation import prepare
 
     config = for_attack(load(None, list(job.settings)))
-    asked = config.attack
-    check_tap(asked)
+    attack, layers = config.attack.make(), tuple(job.options.get("layers") or ())
+    assert isinstance(attack, GradientMatching)
     federation = prepare(config, trainable=False)
-    clients = list(range(asked.images))
-    x, y = truth.of_tap(federation, 0, clients, asked.at)
-    seen = from_tap(federation, federation.simulator.start(), 0, clients, asked.at)
-    if job.options.get("layers"):
-        seen = only(seen, tuple(job.options["layers"]))
-    made = settings(asked.name, **asked.given())
-    if made.label == "given":
-        seen = replace(seen, known_labels=y)
-    done = attack(seen, made, seeds=range(asked.seeds), precision=config.speed.precision)
-    found = pooled([score(done, x, y, asked.rule, federation.dataset.groups)])
-    return {"attack": made.name, "tap": asked.at, **found, "loss": losses(done.trace, made.iterations)}
+    state = federation.simulator.start()
+    attacked = Round(federation, state, 0, lambda seen: only(seen, layers) if layers else seen)
+    done = run_on(attacked, attack, config.attack)
+    trace = np.concatenate([group.reconstruction.trace for group in done.groups])
+    skipped = ("round", "compile_seconds")
+    document = {key: value for key, value in done.as_dict().items() if key not in skipped}
+    return {**document, "loss": losses(trace, attack.iterations)}
 
 
 def only(seen: Any, layers: tuple[str, ...]) -> Any:
@@ -173,8 +165,8 @@ def only(seen: Any, layers: tuple[str, ...]) -> Any:
 def losses(trace: np.ndarray, iterations: int) -> dict[str, float]:
     """Median over the attacks of the loss at a few iterations and at the end; trace [attacks, iterations + 1]."""
     known = trace.copy()
-    for place in range(1, known.shape[1]):
-        ended = np.isnan(known[:, place])
-        known[ended, place] = known[ended, place - 1]
+    for column in range(1, known.shape[1]):
+        ended = np.isnan(known[:, column])
+        known[ended, column] = known[ended, column - 1]
     at = [number for number in SHOWN if number < iterations]
     return {**{str(n): float(np.median(known[:, n])) for n in at}, "end": float(np.median(known[:, iterations]))}

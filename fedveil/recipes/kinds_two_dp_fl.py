@@ -18,7 +18,7 @@ def curve(job: Job) -> Result:
     rounds: `epsilon` of one record for the server, `client_epsilon` of one client for those who receive the model.
     """
     from fedveil.accounting import calibrate, ledger, transcript
-    from fedveil.accounting.seeded import as_planned
+    from fedveil.accounting.ledger import as_planned
     from fedveil.federation import plan
     from fedveil.recipes.kinds import train
 

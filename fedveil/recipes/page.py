@@ -1,4 +1,4 @@
-"""The page of all reproductions, made from measured cells: nothing on it is typed by hand but the summaries."""
+"""The documentation page of all reproductions, generated from measured cells; only the summaries are written by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedveil.report.tables import table_markdown
 
 
 def page(recipes: Iterable[Recipe], cache: Cache, summaries: Mapping[str, str]) -> str:
-    """Every recipe by paper: its summary, then each table with published figures in brackets."""
+    """All recipes by paper: the summary of the paper, then each table with the published values in brackets."""
     lines: list[str] = []
     paper = ""
     for recipe in recipes:
@@ -26,7 +26,7 @@ def page(recipes: Iterable[Recipe], cache: Cache, summaries: Mapping[str, str]) 
 
 
 def section(recipe: Recipe, cache: Cache) -> list[str]:
-    """One recipe at the paper's size; at the quick one too where the former was not measured in full."""
+    """One recipe at the paper's size, and at the quick size if the former was not measured completely."""
     lines = [f"### {recipe.name}: {recipe.title}", ""]
     lines += [f"The paper says: {claim}" for claim in claims_of(recipe.name)]
     lines += [""] if claims_of(recipe.name) else []
@@ -39,7 +39,7 @@ def section(recipe: Recipe, cache: Cache) -> list[str]:
     if _drawn(recipe, cache) is not None:
         lines += [f"![{recipe.title}](pictures/{picture_of(recipe)})", ""]
     if recipe.why:
-        lines += [f"Why they differ: {recipe.why}.", ""]
+        lines += [f"Why the values differ: {recipe.why}.", ""]
     return lines
 
 
@@ -55,7 +55,7 @@ def pictures(recipes: Iterable[Recipe], cache: Cache) -> dict[str, str]:
 
 
 def _drawn(recipe: Recipe, cache: Cache) -> Chart | None:
-    """At the paper's size, unless more was measured at the quick one."""
+    """The chart at the paper's size, or at the quick size if more cells were measured there."""
     measured = {size: sum(entry.seeds > 0 for entry in entries(recipe, size, cache)) for size in (FULL, QUICK)}
     return chart(recipe, max(measured, key=lambda size: measured[size]), cache)
 
@@ -63,23 +63,23 @@ def _drawn(recipe: Recipe, cache: Cache) -> Chart | None:
 def _size(recipe: Recipe, size: Size, cache: Cache) -> list[str]:
     found = entries(recipe, size, cache)
     devices = sorted({entry.device for entry in found if entry.device})
-    said = "The paper's size" if size.full else f"Quick size ({recipe.quick})"
-    lines = [f"{said}, on {', '.join(devices)}. Measured, with its interval; in brackets published, and the gap."]
+    named = "The paper's size" if size.full else f"Quick size ({recipe.quick})"
+    lines = [f"{named}, on {', '.join(devices)}. Measured, with its interval; in brackets published, and the gap."]
     lines += [f"{_time(recipe, size, cache)}{_notes(recipe, size)}", ""]
-    told = {(entry.row, entry.measure.key) for entry in found if _tells(entry)}
-    anywhere = {row for row, _ in told}
+    known = {(entry.row, entry.measure.key) for entry in found if _is_known(entry)}
+    known_rows = {row for row, _ in known}
     for measure in recipe.measures:
         of_measure = [entry for entry in found if entry.measure == measure]
-        # A row without this measure is left out; one of which nothing is known says so once, under the first measure.
+        # A row without this measure is left out. A row without any value is shown once, under the first measure.
         first = measure == recipe.measures[0]
-        kept = [e for e in of_measure if (e.row, measure.key) in told or (first and e.row not in anywhere)]
-        if any(_tells(entry) for entry in kept):
+        kept = [e for e in of_measure if (e.row, measure.key) in known or (first and e.row not in known_rows)]
+        if any(_is_known(entry) for entry in kept):
             lines += [*_matrix(measure, kept), ""]
     return lines
 
 
 def _time(recipe: Recipe, size: Size, cache: Cache) -> str:
-    """How many runs the numbers come from, and what these took."""
+    """The number of runs behind the table, and their total time."""
     jobs = jobs_of([recipe], size)
     rows = [row for row in (cache.get(job) for _, job in jobs.values()) if row is not None]
     seconds = sum(row["seconds"] for row in rows)
@@ -89,24 +89,24 @@ def _time(recipe: Recipe, size: Size, cache: Cache) -> str:
 
 
 def _notes(recipe: Recipe, size: Size) -> str:
-    """What cells have different from the paper's setting, by the rows and columns that they stand in."""
-    places: dict[str, list[str]] = {}
+    """The notes of cells that differ from the paper's setting, with the rows and columns of these cells."""
+    cells: dict[str, list[str]] = {}
     for cell in recipe.cells(size):
         if cell.note:
-            places.setdefault(cell.note, []).append(f"{cell.row}, {cell.column}")
-    return "".join(f" {note}: {'; '.join(dict.fromkeys(where))}." for note, where in places.items())
+            cells.setdefault(cell.note, []).append(f"{cell.row}, {cell.column}")
+    return "".join(f" {note}: {'; '.join(dict.fromkeys(names))}." for note, names in cells.items())
 
 
-def _tells(entry: Entry) -> bool:
+def _is_known(entry: Entry) -> bool:
     return entry.measured is not None or entry.published is not None
 
 
 def _matrix(measure: Measure, found: list[Entry]) -> list[str]:
-    """Rows by columns of one measure."""
+    """One measure as a table of rows and columns."""
     columns = list(dict.fromkeys(entry.column for entry in found))
     rows = list(dict.fromkeys(entry.row for entry in found))
-    by_place = {(entry.row, entry.column): entry for entry in found}
-    body = [[row, *(_text(by_place.get((row, column))) for column in columns)] for row in rows]
+    by_cell = {(entry.row, entry.column): entry for entry in found}
+    body = [[row, *(_text(by_cell.get((row, column))) for column in columns)] for row in rows]
     return table_markdown([measure.label, *columns], body).rstrip().splitlines()
 
 

@@ -1,4 +1,4 @@
-"""Runs the cells of recipes, each once however many tables show it, and tells how far it is."""
+"""Runs the jobs of recipes and reports progress. A job that several tables show runs once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fedveil.core.errors import FedveilError
 from fedveil.recipes.cache import Cache
 from fedveil.recipes.cell import Job, Recipe, Size
 
-TIMED = frozenset({"round-time", "noise-time", "noised-epoch"})  # kinds that measure time: never beside another cell
-Work = dict[str, tuple[str, Job]]  # digest: the first table that asks for it, and the job
+TIMED = frozenset({"round-time", "noise-time", "noised-epoch"})  # kinds that measure time: never in parallel
+Work = dict[str, tuple[str, Job]]  # digest → the first recipe that needs the job, and the job
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of a cell, as it travels between processes."""
+    """The outcome of a job, as it is passed between processes."""
 
     result: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
@@ -32,25 +32,25 @@ class Measured:
 
 @dataclass
 class Progress:
-    """Where a reproduction stands."""
+    """The progress of a reproduction."""
 
     total: int
     done: int = 0
     cached: int = 0
-    failed: dict[str, str] = field(default_factory=dict)  # digest: what went wrong
+    failed: dict[str, str] = field(default_factory=dict)  # digest → error message
     spent: float = 0.0
     now: str = ""
     workers: int = 1
 
     @property
     def left(self) -> float | None:
-        """Seconds left if the cells to come take as long as those that were measured; None before the first."""
+        """Estimated seconds left, from the mean time of the measured jobs; None before the first."""
         measured = self.done - self.cached
         return self.spent / measured * (self.total - self.done) / self.workers if measured else None
 
 
 def jobs_of(recipes: Iterable[Recipe], size: Size) -> Work:
-    """All work of the recipes by digest: the name of the first table that asks for it, and the job."""
+    """All jobs of the recipes by digest, each with the name of the first recipe that needs it."""
     found: Work = {}
     for recipe in recipes:
         for cell in recipe.cells(size):
@@ -68,10 +68,10 @@ def run(
     workers: int = 1,
     tell: Callable[[Progress], None] = lambda progress: None,
 ) -> Progress:
-    """Measures what the cache does not hold yet; begins no new cell once `seconds` have passed.
+    """Runs the jobs that the cache does not have; starts no new one after `seconds`.
 
-    A cell that fails is named and left out, and the others go on. With several workers, cells are measured in so many
-    processes at a time; those that measure time come last, alone.
+    A job that fails is recorded, and the others continue. With several workers, that number of processes runs jobs in
+    parallel; jobs that measure time run last and alone.
     """
     work = jobs_of(recipes, size)
     left = {digest: entry for digest, entry in work.items() if cache.get(entry[1]) is None}
@@ -88,66 +88,68 @@ def run(
 def _one_by_one(
     work: Work, cache: Cache, progress: Progress, end: float | None, tell: Callable[[Progress], None]
 ) -> None:
-    """In this process."""
+    """Runs jobs in this process."""
     for digest, (name, job) in work.items():
         if end is not None and time.monotonic() > end:
             return
         progress.now = _label(name, job)
         tell(progress)
-        _take(digest, name, job, measured(job), cache, progress)
+        _store(digest, name, job, measured(job), cache, progress)
 
 
 def _in_processes(
     work: Work, workers: int, cache: Cache, progress: Progress, end: float | None, tell: Callable[[Progress], None]
 ) -> None:
-    """In `workers` processes, each with its share of the cores; a process that dies fails its cell alone."""
+    """Runs jobs in `workers` processes, each with its share of the cores. A process that dies fails only its own job."""
     waiting = list(work.items())[::-1]
     running: dict[Future[Measured], tuple[str, str, Job]] = {}
-    pools = [_pool(place, workers) for place in range(workers)]
+    pools = [_pool(worker, workers) for worker in range(workers)]
     free = list(range(workers))
     held: dict[Future[Measured], int] = {}
     try:
         while waiting or running:
             while waiting and free and (end is None or time.monotonic() <= end):
                 digest, (name, job) = waiting.pop()
-                place = free.pop()
-                future = pools[place].submit(measured, job)
-                running[future], held[future] = (digest, name, job), place
+                worker = free.pop()
+                future = pools[worker].submit(measured, job)
+                running[future], held[future] = (digest, name, job), worker
                 progress.now = _label(name, job)
                 tell(progress)
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                (digest, name, job), place = running.pop(future), held.pop(future)
+                (digest, name, job), worker = running.pop(future), held.pop(future)
                 try:
                     found = future.result()
                 except BrokenProcessPool:
-                    found = Measured(error="the process that measured it ended (out of memory, or killed)")
-                    pools[place] = _pool(place, workers)
-                free.append(place)
-                _take(digest, name, job, found, cache, progress)
+                    found = Measured(error="its worker process died (out of memory, or killed)")
+                    pools[worker] = _pool(worker, workers)
+                free.append(worker)
+                _store(digest, name, job, found, cache, progress)
     finally:
         for pool in pools:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _pool(place: int, workers: int) -> ProcessPoolExecutor:
-    """One process, begun afresh: a process that was forked cannot use JAX."""
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=share_machine, initargs=(place, workers))
+def _pool(worker: int, workers: int) -> ProcessPoolExecutor:
+    """A pool of one spawned process: JAX does not work in a forked one."""
+    return ProcessPoolExecutor(
+        1, mp_context=get_context("spawn"), initializer=share_machine, initargs=(worker, workers)
+    )
 
 
-def share_machine(place: int, workers: int) -> None:
-    """Gives worker number `place` its share of the cores, and of a GPU only what it uses. Before JAX is imported."""
+def share_machine(worker: int, workers: int) -> None:
+    """Limits a worker to its share of the cores and to the GPU memory that it uses. Runs before JAX is imported."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         share = max(1, len(cores) // workers)
-        first = place * share % len(cores)
+        first = worker * share % len(cores)
         os.sched_setaffinity(0, cores[first : first + share])
 
 
 def measured(job: Job) -> Measured:
-    """One cell, in whatever process this is."""
+    """Runs one job in the current process."""
     from fedveil.recipes.kinds import KINDS
     from fedveil.runs import environment
 
@@ -157,12 +159,12 @@ def measured(job: Job) -> Measured:
     except FedveilError as error:
         return Measured(error=str(error), seconds=time.monotonic() - begun)
     finally:
-        gc.collect()  # data that hang in circles would pile up from cell to cell
+        gc.collect()  # datasets in reference cycles would pile up from job to job
     return Measured(result, time.monotonic() - begun, environment())
 
 
-def _take(digest: str, name: str, job: Job, found: Measured, cache: Cache, progress: Progress) -> None:
-    """Keeps a result, or names the failure."""
+def _store(digest: str, name: str, job: Job, found: Measured, cache: Cache, progress: Progress) -> None:
+    """Caches a result, or records a failure."""
     if found.error is None:
         alone = progress.workers == 1 or job.kind in TIMED
         cache.put(job, found.result, found.seconds, found.environment, workers=1 if alone else progress.workers)

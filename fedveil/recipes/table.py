@@ -1,4 +1,4 @@
-"""A recipe's results as rows: published, measured, interval, gap; as a table, as markdown, as a chart."""
+"""The results of a recipe: published value, measured value, interval and gap; as a printed table and as a chart."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Entry:
     measured: float | None
     low: float | None
     high: float | None
-    seeds: int  # that were measured
+    seeds: int  # number of measured seeds
     device: str | None
     note: str
 
     @property
     def gap(self) -> float | None:
-        """Measured less published."""
+        """Measured minus published value."""
         if self.measured is None or not isinstance(self.published, int | float):
             return None
         return self.measured - self.published
@@ -54,7 +54,7 @@ class Entry:
 
 
 def entries(recipe: Recipe, size: Size, cache: Cache) -> list[Entry]:
-    """All numbers of a recipe; those that were not run have no measured value."""
+    """All numbers of a recipe. A cell that was not run has no measured value."""
     return [_entry(recipe, cell, measure, cache) for cell in recipe.cells(size) for measure in recipe.measures]
 
 
@@ -78,7 +78,7 @@ def _entry(recipe: Recipe, cell: Cell, measure: Measure, cache: Cache) -> Entry:
 
 
 def reach(result: dict[str, Any], key: str) -> float | None:
-    """The number at a dotted key of a result; None where it has none."""
+    """The number at a dotted key of a result; None if there is no finite number."""
     value: Any = result
     for part in key.split("."):
         if not isinstance(value, dict) or part not in value:
@@ -90,7 +90,7 @@ def reach(result: dict[str, Any], key: str) -> float | None:
 
 
 def _interval(values: list[float], rate: bool) -> tuple[float | None, float | None]:
-    """Student's 95 % interval of the mean over seeds; that of a rate ends at 0 and 1."""
+    """Student's 95 % interval of the mean over seeds; that of a rate is cut at 0 and 1."""
     from scipy.stats import t as student
 
     count, mean = len(values), sum(values) / len(values)
@@ -100,7 +100,7 @@ def _interval(values: list[float], rate: bool) -> tuple[float | None, float | No
 
 
 def _own_interval(rows: list[dict[str, Any]], measure: Measure) -> tuple[float | None, float | None]:
-    """A study's own interval, where the measure is the rate that it belongs to."""
+    """The interval that a single attack study reports for this measure."""
     if measure.key not in ("success_rate", "auc", "ssim") or len(rows) != 1:
         return None, None
     result = rows[0]["result"]
@@ -136,12 +136,12 @@ def chart(recipe: Recipe, size: Size, cache: Cache) -> Chart | None:
 
 
 def number(value: float | str | None, digits: int) -> str:
-    """A number as the tables print it."""
+    """A number as tables print it."""
     if value is None:
         return "–"
     if isinstance(value, str):
         return value
-    tiny = 1e-12 < abs(value) < 10 ** (-digits)  # below that it is rounding
+    tiny = 1e-12 < abs(value) < 10 ** (-digits)  # smaller values are rounding errors, printed as 0
     return f"{value:.{digits}g}" if tiny else f"{value:.{digits}f}"
 
 

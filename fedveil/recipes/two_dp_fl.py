@@ -1,9 +1,9 @@
 """2dp-fl: Figs 3 to 7, MNIST in label groups.
 
-The paper names K, U, T and δ; the rest is ours and stands in every cell's settings: logistic regression (which it calls
-reversible), clients of 500 images, 5 local steps on batches of 50, learning rate 0.5, G = 1. Its constant from ε to σ is
-undefined, so where it names an ε the ledger finds the σ that it certifies for one record at the client tap; the server's
-noise has the same σ.
+The paper gives K, U, T and δ. The rest is our choice and part of every cell's settings: logistic regression (which the
+paper calls reversible), clients of 500 images, 5 local steps on batches of 50, learning rate 0.5, G = 1. The paper
+does not define its constant from ε to σ. Where it gives an ε, the ledger finds the σ that certifies this ε for one
+record at the client tap; the server's noise has the same σ.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fedveil.recipes.cell import Cell, Chart, Measure, Recipe, Size
 DELTA = 1e-3
 VICTIM = (5, 6, 7, 8, 9)
 ATTACKER = (0, 1, 2, 3, 4)
-TAPS = {"passive-local": "broadcast", "passive-global": "broadcast", "active": "server"}  # by seat
+TAPS = {"passive-local": "broadcast", "passive-global": "broadcast", "active": "server"}  # by adversary
 
 NONE = ("defense.name=none",)
 TWO_DP = ("defense.name=2dp-fl", "defense.clip=1.0")
@@ -23,8 +23,8 @@ NO_SERVER_NOISE = (*TWO_DP, "defense.server_noise_mode=none")
 NBAFL = ("defense.name=nbafl", "defense.epsilon=20.0", f"defense.delta={DELTA}")
 
 
-def _ground(size: Size, clients: int = 50, per_round: int = 10, per_client: int = 500) -> tuple[str, ...]:
-    """K = 50, U = 10, T = 50 unless a figure varies them; quick: T = 10."""
+def _federation(size: Size, clients: int = 50, per_round: int = 10, per_client: int = 500) -> tuple[str, ...]:
+    """K = 50, U = 10, T = 50 unless a figure varies them; T = 10 in the quick size."""
     return (
         "data.name=mnist",
         "data.partition=groups-disjoint",
@@ -42,7 +42,7 @@ def _ground(size: Size, clients: int = 50, per_round: int = 10, per_client: int 
     )
 
 
-# --- Figs 3, 4 and 6(a): what is recovered of a victim's classes
+# --- Figs 3, 4 and 6(a): model inversion
 
 
 def _sigma(sigma: float, mode: str = "distinct") -> tuple[str, ...]:
@@ -54,61 +54,61 @@ def _inversion(
     size: Size,
     row: str,
     column: str,
-    seat: str,
+    adversary: str,
     defense: tuple[str, ...],
     *more: str,
     attacker: tuple[int, ...] = ATTACKER,
     clients: int = 50,
 ) -> Cell:
-    """Client 0 attacks or is looked at, client 1 is the victim; each seed is a federation of its own."""
+    """Client 0 is the attacker, client 1 the victim; each seed is a separate federation."""
     sets = f"data.label_sets=[{list(attacker)}, {list(VICTIM)}]"
-    attack = ("attack.name=inversion", f"attack.seat={seat}", f"attack.tap={TAPS[seat]}")
+    attack = ("attack.name=inversion", f"attack.adversary={adversary}", f"attack.tap={TAPS[adversary]}")
     seeds = f"attack.seeds={size.pick(full=5, quick=1)}"
-    return Cell(row, column, "infer", (*_ground(size, clients), sets, *defense, *attack, seeds, *more))
+    return Cell(row, column, "infer", (*_federation(size, clients), sets, *defense, *attack, seeds, *more))
 
 
 def fig_3(size: Size) -> list[Cell]:
-    """Without a defence and under 2DP-FL at σ = 1, from each seat; full size: by two more ways of inverting."""
+    """Fig 3: without a defence and under 2DP-FL at σ = 1, by adversary; the full size has two more inversion methods."""
     ways: dict[str, tuple[str, ...]] = {"": ()}
     if size.full:
         ways |= {", smoothed": ("attack.tv=30.0",), ", solved": ("attack.method=closed",)}
     defenses = {"none": NONE, "2dp-fl, σ = 1": _sigma(1.0)}
     return [
-        _inversion(size, f"{name}{way}", seat, seat, defense, *how)
+        _inversion(size, f"{name}{way}", adversary, adversary, defense, *how)
         for way, how in ways.items()
         for name, defense in defenses.items()
-        for seat in TAPS
+        for adversary in TAPS
     ]
 
 
 def fig_4(size: Size) -> list[Cell]:
-    """Columns: the classes in which attacker and victim differ. The victim's stay, so the same five are scored."""
+    """Fig 4: by the number of classes in which attacker and victim differ. The victim's five classes stay the same."""
     made = []
     for clients in size.pick(full=(10, 20, 50), quick=(50,)):
-        for seat in ("passive-local", "passive-global"):
+        for adversary in ("passive-local", "passive-global"):
             for apart in size.pick(full=range(6), quick=(0, 5)):
                 attacker = tuple(label - apart for label in VICTIM)
-                row = f"K = {clients}, {seat}"
-                made.append(_inversion(size, row, str(apart), seat, NONE, attacker=attacker, clients=clients))
+                row = f"K = {clients}, {adversary}"
+                made.append(_inversion(size, row, str(apart), adversary, NONE, attacker=attacker, clients=clients))
     return made
 
 
 def _by_sigma(size: Size) -> list[Cell]:
-    """Fig 6(a); what does not depend on σ is the same all along."""
+    """Fig 6(a): by σ. Rows without noise repeat one result for every σ."""
     made = []
     sigmas = size.pick(full=(0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0), quick=(0.1, 1.0))
-    for seat in TAPS:
+    for adversary in TAPS:
         for sigma in sigmas:
-            made.append(_inversion(size, f"{seat}, 2dp-fl", f"{sigma:g}", seat, _sigma(sigma)))
-            made.append(_inversion(size, f"{seat}, none", f"{sigma:g}", seat, NONE))
+            made.append(_inversion(size, f"{adversary}, 2dp-fl", f"{sigma:g}", adversary, _sigma(sigma)))
+            made.append(_inversion(size, f"{adversary}, none", f"{sigma:g}", adversary, NONE))
             if size.full and sigma in (0.1, 1.0, 10.0):
                 for mode in ("same", "none"):
-                    row = f"{seat}, 2dp-fl, server noise {mode}"
-                    made.append(_inversion(size, row, f"{sigma:g}", seat, _sigma(sigma, mode)))
+                    row = f"{adversary}, 2dp-fl, server noise {mode}"
+                    made.append(_inversion(size, row, f"{sigma:g}", adversary, _sigma(sigma, mode)))
     return made
 
 
-# --- Figs 5, 6(b) and 7: convergence, accuracy, account
+# --- Figs 5, 6(b) and 7: convergence, accuracy, ε
 
 
 def _at(epsilon: float, delta: float = DELTA) -> dict[str, Any]:
@@ -116,16 +116,16 @@ def _at(epsilon: float, delta: float = DELTA) -> dict[str, Any]:
 
 
 def _training(size: Size, row: str, column: str, defense: tuple[str, ...], **options: Any) -> Cell:
-    return Cell(row, column, "curve", (*_ground(size), *defense), options, seeds=size.pick(full=3, quick=1))
+    return Cell(row, column, "curve", (*_federation(size), *defense), options, seeds=size.pick(full=3, quick=1))
 
 
 def _certified(size: Size, row: str, column: str, defense: tuple[str, ...], epsilon: float, delta: float) -> Cell:
-    """A training at the σ that the ledger gives for (ε, δ)."""
+    """A training with the σ that the ledger certifies for (ε, δ)."""
     return _training(size, row, column, (*defense, f"defense.delta={delta}"), **_at(epsilon, delta))
 
 
 def fig_5(size: Size) -> list[Cell]:
-    """Rows: δ, columns: ε. The sweep of δ is at ε = 5."""
+    """Fig 5: accuracy by δ (rows) and ε (columns). δ varies at ε = 5."""
     made = []
     for epsilon in size.pick(full=(1.0, 2.0, 5.0, 10.0, 20.0), quick=(5.0, 20.0)):
         made.append(_certified(size, "2dp-fl, δ = 0.001", f"{epsilon:g}", TWO_DP, epsilon, DELTA))
@@ -139,7 +139,7 @@ def fig_5(size: Size) -> list[Cell]:
 
 
 def _by_defense(size: Size) -> list[Cell]:
-    """Fig 6(b): ε = 20."""
+    """Fig 6(b): accuracy by defence at ε = 20."""
     column = "ε = 20"
     made = [
         _training(size, "none", column, NONE),
@@ -152,23 +152,24 @@ def _by_defense(size: Size) -> list[Cell]:
         made += [
             _training(size, "nbafl, 31 rounds", column, (*NBAFL, "train.rounds=31")),
             _training(size, "nbafl, noise for one upload", column, (*NBAFL, "defense.exposures=1")),
-            Cell("nbafl, certified", column, "calibrated", (*_ground(size), *NBAFL), certified, seeds=3),
+            Cell("nbafl, certified", column, "calibrated", (*_federation(size), *NBAFL), certified, seeds=3),
         ]
     return made
 
 
 def fig_6(size: Size) -> list[Cell]:
+    """Fig 6: (a) inversion by σ, (b) accuracy by defence."""
     return _by_sigma(size) + _by_defense(size)
 
 
 def fig_7(size: Size) -> list[Cell]:
-    """Rows: K, columns: U, at σ = 1. Clients of 300 images, so that all have as many at every K."""
+    """Fig 7: by K (rows) and U (columns) at σ = 1. Clients have 300 images, so that all are equal at every K."""
     few = ((20, 10), (50, 10), (50, 20))
     made = []
     for clients, chosen in sorted(size.pick(full=(*few, (50, 5), (50, 40), (100, 10)), quick=few)):
-        ground = _ground(size, clients, chosen, per_client=300)
+        federation = _federation(size, clients, chosen, per_client=300)
         for mode, name in (("distinct", ""), ("same", ", the same server noise for all")):
-            settings = (*ground, *_sigma(1.0, mode))
+            settings = (*federation, *_sigma(1.0, mode))
             seeds = size.pick(full=3, quick=1)
             made.append(Cell(f"K = {clients}{name}", str(chosen), "curve", settings, seeds=seeds))
     return made
@@ -187,12 +188,12 @@ FEWER = "10 rounds, one seed"
 RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "2dp-fl/fig-3",
-        "Model inversion of a victim's classes from three seats, without a defence and under 2DP-FL",
+        "Model inversion of a victim's classes by three adversaries, without a defence and under 2DP-FL",
         fig_3,
         (SSIM, RECOGNISED, UNTRAINED),
         FEWER,
-        why="similarity is to the victim's class mean, since an inversion has no single picture to aim at; what the same "
-        "attack gets from a model that has learnt nothing stands beside it",
+        why="SSIM is that to the mean of the victim's class, because an inversion has no single target picture. The "
+        "result of the same attack on an untrained model is shown as a control",
     ),
     Recipe(
         "2dp-fl/fig-4",
@@ -200,8 +201,8 @@ RECIPES: tuple[Recipe, ...] = (
         fig_4,
         (SSIM, RECOGNISED),
         f"{FEWER}, K = 50 alone, 0 and 5 classes",
-        why="the global model has learnt all classes, whatever one of its clients holds; a local one has forgotten some "
-        "of those that its client lacks",
+        why="the global model has learnt all classes, whichever classes one client has; a local model has forgotten "
+        "some of the classes that its client lacks",
         chart=Chart("ssim", "classes in which attacker and victim differ", "SSIM"),
     ),
     Recipe(
@@ -210,8 +211,8 @@ RECIPES: tuple[Recipe, ...] = (
         fig_5,
         (ACCURACY, FIFTH, LOSS, NOISE),
         f"{FEWER}, fewer ε and δ",
-        why="the paper's constant from ε to σ is undefined: σ is the least that the ledger certifies for one record at the "
-        "client tap, and the server's noise takes the same σ",
+        why="the paper does not define its constant from ε to σ: ours is the smallest σ that the ledger certifies for one "
+        "record at the client tap, and the server's noise has the same σ",
         chart=Chart("accuracy", "ε", "accuracy", x_log=True),
     ),
     Recipe(
@@ -220,8 +221,8 @@ RECIPES: tuple[Recipe, ...] = (
         fig_6,
         (SSIM, RECOGNISED, ACCURACY, EPSILON),
         f"{FEWER}, two σ, NbAFL over 10 rounds",
-        why="the ε of NbAFL is what its formula claims, with a sensitivity of 2C/m that a clipped model lacks (C = 1 is "
-        "ours); the row that is certified has the same account as 2DP-FL",
+        why="the ε of NbAFL is the claim of its formula, whose sensitivity of 2C/m does not hold for a clipped model "
+        "(C = 1 is our choice); its certified row is accounted for as 2DP-FL is",
         chart=Chart("ssim", "σ", "SSIM", x_log=True),
     ),
     Recipe(
@@ -230,8 +231,8 @@ RECIPES: tuple[Recipe, ...] = (
         fig_7,
         (ACCURACY, FIFTH, EPSILON, Measure("client_epsilon", "certified ε of one client", 1)),
         f"{FEWER}, three pairs of K and U",
-        why="with more clients each takes part less often, so a certificate falls with K where the paper's figure rises; "
-        "server noise of each receiver's own has no certificate, one draw for all has",
+        why="with more clients each takes part less often, so the certified ε falls with K, where the paper's figure "
+        "rises. Separate server noise for each receiver has no certificate; one draw for all has one",
         chart=Chart("accuracy", "U, clients per round", "accuracy"),
     ),
 )

@@ -107,7 +107,7 @@ class Drawing:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Our settings instead of the user's, for one thread at a time."""
+    """Replaces the user's matplotlib settings by ours. A lock admits one thread at a time: the settings are global."""
     with _LOCK, quiet(), matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
@@ -192,7 +192,7 @@ class _LogFormatter(ticker.LogFormatter):
 
 
 def _scales(axes: Axes, frame: Frame, whole: bool = False) -> None:
-    """Log or linear axes with round ticks; `whole` keeps those of the x axis to whole numbers."""
+    """Sets log or linear axes with round ticks. `whole` restricts the ticks of the x axis to whole numbers."""
     for axis, log in ((axes.xaxis, frame.x_log), (axes.yaxis, frame.y_log)):
         if log:
             (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")

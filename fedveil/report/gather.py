@@ -52,7 +52,7 @@ class Run:
 
     @property
     def defense(self) -> str:
-        return " + ".join(str(d["name"]) for d in self.config.defense)
+        return " + ".join(d.name for d in self.config.defense)
 
     @property
     def scores(self) -> tuple[float | None, float | None, int | None]:

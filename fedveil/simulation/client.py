@@ -68,10 +68,10 @@ class Task:
 def accelerated(bfloat16: bool = False) -> Hooks | None:
     """The hooks of `fedveil.kernels`; None where they are switched off or the folder is not installed."""
     try:
-        from fedveil import kernels
+        from fedveil.kernels import hooks
     except ImportError:
         return None
-    return kernels.hooks(bfloat16)
+    return hooks(bfloat16)
 
 
 @jax.tree_util.register_dataclass

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.core.keys import Draws
-from fedveil.core.lazy import Lazy
+from fedveil.core.system import Lazy
 from fedveil.data.partition import Partition
 from fedveil.simulation import sampling as draw
 from fedveil.simulation.sampling import BatchSampling, Cohort

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from fedveil.core.keys import Draws
-from fedveil.core.lazy import Lazy
 from fedveil.core.setting import Setting
+from fedveil.core.system import Lazy
 from fedveil.data.partition import Partition
 
 special: Any = Lazy("scipy.special")

@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial, wraps
 from typing import Any, Literal
 
@@ -24,8 +24,7 @@ import numpy as np
 
 from fedveil.compilation import Compiler
 from fedveil.core import keys
-from fedveil.core.hardware import cores
-from fedveil.core.setting import learning_rate
+from fedveil.core.system import cores
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
 from fedveil.models import net
@@ -44,26 +43,6 @@ Tree = Any
 Edit = Callable[[Cohort, Batches | Microbatches], Batches | Microbatches]
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """Learning rate by round: linear from `lr` in the first round to `lr_end` in the last."""
-
-    lr: float
-    lr_end: float
-    rounds: int
-
-    def at(self, round_: int) -> float:
-        return float(learning_rate(self.lr, self.lr_end, self.rounds, round_))
-
-
-@dataclass(frozen=True)
-class Faults:
-    """Shares of the chosen clients that never answer, or answer one round late."""
-
-    dropout: float = 0.0
-    late: float = 0.0
-
-
 @dataclass(frozen=True, eq=False)
 class FederatedData:
     """The dataset, which examples each client holds, and how it forms batches of them."""
@@ -77,10 +56,9 @@ class FederatedData:
 class SimulationSettings:
     """How a federation is simulated. The initial model follows `seed`; all draws of rounds come from `draws`."""
 
-    schedule: Schedule
     seed: int
     draws: keys.Draws
-    faults: Faults = field(default_factory=Faults)
+    faults: bool = True  # whether chosen clients are lost or late as the setting says
     engine: str = "vectorised"
     chunk: int | None = None  # clients at once; None: what the machine's cache or memory holds
     workers: int | None = None  # chunks computed side by side; None: one per CPU core
@@ -283,20 +261,12 @@ class Simulator:
         return self.data.sampling
 
     @property
-    def schedule(self) -> Schedule:
-        return self.settings.schedule
-
-    @property
     def draws(self) -> keys.Draws:
         return self.settings.draws
 
     @property
     def seed(self) -> int:
         return self.settings.seed
-
-    @property
-    def faults(self) -> Faults:
-        return self.settings.faults
 
     @property
     def engine(self) -> str:
@@ -354,16 +324,21 @@ class Simulator:
         if chooser is not None:
             losses = np.asarray(state.clients["loss"]) if chooser.reads_losses else None
             chosen = chooser.select(self.draws.host("cohort", number), number, self.task.setting, losses)
-        faults = self.faults
-        cohort = sampling.draw_cohort(self.draws, number, self.task.setting, faults.dropout, faults.late, chosen)
+        cohort = sampling.draw_cohort(self.draws, number, self.task.setting, *self.faults, chosen=chosen)
         return cohort if self.present is None else sampling.answering(cohort, self.present)
+
+    @property
+    def faults(self) -> tuple[float, float]:
+        """The shares of chosen clients that never answer, and that answer one round late."""
+        setting = self.task.setting
+        return (setting.dropout, setting.late) if self.settings.faults else (0.0, 0.0)
 
     def round_key(self, number: int) -> Array:
         return keys.round_key(self._root, number)
 
     def inputs(self, state: ServerState, number: int) -> RoundInputs:
         """What all clients of a round share."""
-        lr = jnp.asarray(self.schedule.at(number), self.task.dtype)
+        lr = jnp.asarray(self.task.setting.lr_at(number), self.task.dtype)
         return RoundInputs(state.params, self.x, self.y, self.round_key(number), np.int32(number), lr)
 
     def chunks(self, cohort: Cohort, number: int, edit: Edit | None = None) -> Iterator[ClientInputs]:

@@ -11,7 +11,7 @@ from fedveil.attacks import results, study
 from fedveil.attacks.score import RULES
 from fedveil.config import NAMES, for_attack, load
 from fedveil.federation import prepare
-from fedveil.models.catalog import Choices, build
+from fedveil.models.catalog import ModelConfig, build
 
 SMALL = ["model.name=mlp", "model.hidden=[64]", "attack.images=3", "attack.iterations=15", "data.clients=6"]
 
@@ -83,19 +83,25 @@ def test_rules_have_the_names_that_configs_take():
     assert set(NAMES["attack.rule"]) == set(RULES)
 
 
-def test_scrambled_truth_changes_no_reconstruction(monkeypatch):
-    config = for_attack(load(None, SMALL))
+def studied(settings):
+    """A federation, and a function that attacks its first round."""
+    config = for_attack(load(None, settings))
     federation = prepare(config, trainable=False)
     state = federation.simulator.start()
-    honest = study.run(federation, state, 0, config.attack)
-    real = study.truth.of_tap
+    return lambda: study.run(federation, state, 0, config.attack.make(), config.attack)
+
+
+def test_scrambled_truth_changes_no_reconstruction(monkeypatch):
+    attack = studied(SMALL)
+    honest = attack()
+    real = study.taps.truth_at_tap
 
     def scrambled(*arguments):
         x, y = real(*arguments)
         return np.zeros_like(x), (y + 1) % 10
 
-    monkeypatch.setattr(study.truth, "of_tap", scrambled)
-    other = study.run(federation, state, 0, config.attack)
+    monkeypatch.setattr(study.taps, "truth_at_tap", scrambled)
+    other = attack()
     one, two = (s.groups[0].reconstruction for s in (honest, other))
     np.testing.assert_array_equal(one.inputs, two.inputs)
     np.testing.assert_array_equal(one.labels, two.labels)
@@ -103,9 +109,7 @@ def test_scrambled_truth_changes_no_reconstruction(monkeypatch):
 
 
 def test_poisson_batches_are_attacked_in_groups():
-    config = for_attack(load(None, [*SMALL, "train.batching=poisson", "train.batch=2", "data.clients=12"]))
-    federation = prepare(config, trainable=False)
-    done = study.run(federation, federation.simulator.start(), 0, config.attack)
+    done = studied([*SMALL, "train.batching=poisson", "train.batch=2", "data.clients=12"])()
     sizes = [group.truth_x.shape[1] for group in done.groups]
     assert len(set(sizes)) == len(sizes) > 1 and sum(len(g.observation) for g in done.groups) == 3
     document = done.as_dict()
@@ -118,7 +122,7 @@ def test_poisson_batches_are_attacked_in_groups():
 @pytest.fixture(scope="module")
 def seen():
     """Parameters and the gradient of one example of a small network, as arrays by name."""
-    model = build("mlp", (8, 8, 1), 10, Choices(hidden=(12,)))
+    model = build("mlp", (8, 8, 1), 10, ModelConfig(hidden=[12]))
     params = model.init(jax.random.key(1))
     x = np.random.default_rng(0).random((1, 8, 8, 1))
     gradients = jax.grad(lambda p: -jax.nn.log_softmax(model.apply(p, x))[0, 3])(params)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedveil.attacks.reconstruction.run import Reconstruction
+from fedveil.attacks.base import Reconstruction
 from fedveil.attacks.score import RULES, interval, psnr, score, until_belief
 from fedveil.core.errors import ConfigError, RunError
 

@@ -85,7 +85,7 @@ def test_a_canary_has_the_gradient_that_was_asked_for_in_each_of_many_layers():
 
 def test_every_example_shown_carries_its_noise():
     made = mechanism([{"name": "fed-cdp"}])
-    rows = audit.run(made, tap="example", methods=("noise",))
+    rows = audit(made, tap="example", methods=("noise",))
     assert {row.test for row in rows} == {"scale", "correlation", "clip"} and not any(row.alarm for row in rows)
     assert any("correlation of examples" in row.reason for row in rows)
 
@@ -102,7 +102,7 @@ def test_noise_that_forgets_the_weights_is_caught(patch):
     assert made.simulator.task.setting.max_weight > 1.8
     blind = lambda self, total, at: noise.add(total, noise.gaussian(at.key, total, self.noise * self.clip))  # noqa: E731
     patch.setattr(FedSDP, "aggregate", blind)
-    rows = audit.run(made, tap="release", unit="client", methods=("noise",))
+    rows = audit(made, tap="release", unit="client", methods=("noise",))
     assert any(row.alarm and row.test == "scale" for row in rows)
 
 
@@ -112,7 +112,7 @@ def test_noise_that_forgets_the_weights_is_caught(patch):
 def test_trials_show_what_the_declared_noise_lets_them():
     """The bound measured is the one to expect of the declared z: neither mechanism nor certificate is off."""
     where = {"tap": "release", "unit": "example"}  # of which a client's clip bounds half of what it can change
-    (row,) = audit.run(sdp(), **where, methods=("trials",), trials=100_000, rounds=1, steps=1, confidence=0.95)
+    (row,) = audit(sdp(), **where, methods=("trials",), trials=100_000, rounds=1, steps=1, confidence=0.95)
     expected = statistics.trials_reach(3.0, 100_000, row.delta, 0.05)
     assert row.multiplier == pytest.approx(3.0)
     assert row.epsilon_certified > row.epsilon_lower > expected - 0.15
@@ -121,7 +121,7 @@ def test_trials_show_what_the_declared_noise_lets_them():
 @pytest.mark.slow
 def test_several_steps_and_rounds_compose():
     made = federation(MLP)
-    (row,) = audit.run(made, methods=("trials",), trials=20_000, rounds=3, steps=4)
+    (row,) = audit(made, methods=("trials",), trials=20_000, rounds=3, steps=4)
     z = row.multiplier / math.sqrt(12)
     assert row.releases == 12 and row.epsilon_certified == pytest.approx(certificates.gaussian_epsilon(z, 1e-5))
     assert row.epsilon_certified > row.epsilon_lower > statistics.trials_reach(z, 20_000, 1e-5, 1e-3) - 0.4
@@ -130,7 +130,7 @@ def test_several_steps_and_rounds_compose():
 def test_one_run_and_the_curve_catch_missing_noise_and_say_by_which_score(patch):
     made = mechanism([{"name": "fed-cdp", "placement": "batch"}])
     silent(patch)
-    rows = audit.run(made, methods=("one-run", "f-dp"), canaries=300)
+    rows = audit(made, methods=("one-run", "f-dp"), canaries=300)
     assert [row.method for row in rows] == ["one-run", "f-dp"]
     for row in rows:
         assert row.violated and row.alarm and row.score in row.caught_by
@@ -143,12 +143,12 @@ def test_one_run_and_the_curve_catch_missing_noise_and_say_by_which_score(patch)
 def test_half_the_noise_is_caught_by_trials(patch):
     made = sdp()
     noise_halved(patch)
-    (row,) = audit.run(made, tap="release", unit="client", methods=("trials",))
+    (row,) = audit(made, tap="release", unit="client", methods=("trials",))
     assert row.violated and row.epsilon_lower > row.epsilon_certified and row.reach > row.epsilon_certified
 
 
 def test_without_noise_there_is_no_certificate_but_a_bound():
-    rows = audit.run(federation(MLP, defense=[{"name": "none"}]), trials=2000, canaries=60)
+    rows = audit(federation(MLP, defense=[{"name": "none"}]), trials=2000, canaries=60)
     assert {(row.unit, row.tap) for row in rows} == {("example", "client"), ("client", "client")}
     for row in rows:
         assert row.epsilon_certified is None and not row.violated and row.epsilon_lower > 1.5 and row.reason
@@ -183,9 +183,9 @@ def test_defences_together_are_compared_where_the_ledger_has_a_row():
 def test_rows_are_plain_data_and_confidence_is_shared():
     made = sdp()
     where = {"tap": "release", "unit": "client"}
-    one = audit.run(made, **where, methods=("one-run",), canaries=50)[0]
+    one = audit(made, **where, methods=("one-run",), canaries=50)[0]
     assert json.loads(json.dumps(one.as_dict()))["by_seed"] == [one.epsilon_lower]
-    many = audit.run(made, **where, methods=("one-run",), seeds=4, canaries=50)[0]
+    many = audit(made, **where, methods=("one-run",), seeds=4, canaries=50)[0]
     assert many.reach < one.reach, "each of several bounds must have less of the error"
     assert {f.name for f in dataclasses.fields(one)} == set(one.as_dict())
 
@@ -204,12 +204,12 @@ def test_rows_are_plain_data_and_confidence_is_shared():
 )
 def test_wrong_arguments_are_refused(arguments, says):
     with pytest.raises(ConfigError, match=says):
-        audit.run(sdp(), **arguments)
+        audit(sdp(), **arguments)
 
 
 def test_a_defence_that_measures_the_model_is_refused():
     with pytest.raises(ConfigError, match="cannot be audited"):
-        audit.run(federation(MLP, defense=[{"name": "dpfl"}]))
+        audit(federation(MLP, defense=[{"name": "dpfl"}]))
 
 
 def test_the_command_prints_rows_and_fails_on_an_alarm(patch, fedveil_cli, tmp_path):

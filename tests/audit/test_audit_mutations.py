@@ -81,7 +81,7 @@ def test_a_fault_is_caught_at_the_default_size(fault, patch):
     apply, default, _ = MUTATIONS[fault]
     made = default()
     apply(patch)
-    rows = audit.run(made)
+    rows = audit(made)
     with pytest.raises(RunError) as error:
         audit.check_certificates(rows)
     assert error.value.exit_code == 1
@@ -91,7 +91,7 @@ def test_a_fault_is_caught_at_the_default_size(fault, patch):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", SOUND)
 def test_no_alarm_of_sound_mechanisms(name, seed, patch):
-    rows = audit.run(SOUND[name](seed))
+    rows = audit(SOUND[name](seed))
     assert not [(row.caught_by, row.reason) for row in rows if row.alarm]
     audit.check_certificates(rows)
 
@@ -99,4 +99,4 @@ def test_no_alarm_of_sound_mechanisms(name, seed, patch):
 @pytest.mark.slow
 def test_no_alarm_on_resnet20(patch):
     made = federation(model={"name": "resnet20"})
-    assert not [row.caught_by for row in audit.run(made, methods=("noise",)) if row.alarm]
+    assert not [row.caught_by for row in audit(made, methods=("noise",)) if row.alarm]

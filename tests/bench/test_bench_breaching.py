@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks import attack as bench
 from benchmarks.peers import breaching_attack
-from fedveil.attacks.catalog import settings
+from fedveil.attacks.reconstruction.dlg import DLG
 
 SMALL = bench.Case((16, 16, 3), 5, 150)
 QUALITY = {f"{what}_{side}" for what in ("mse", "ssim", "evaluations") for side in ("ours", "theirs")}
@@ -42,7 +42,7 @@ def test_both_sides_do_equally_well(monkeypatch, breaching, capsys):
 
 
 def test_dlg_of_breaching(breaching):
-    work, chosen = bench.victims(SMALL, 1, bench._smooth), settings("dlg", iterations=2)
+    work, chosen = bench.victims(SMALL, 1, bench._smooth), DLG(iterations=2)
     starts = bench._starts(work, chosen)
     found = breaching_attack.attacks("dlg", work.net, work.params, work.x, work.y, starts, chosen.iterations)(0)
     assert found.image.shape == SMALL.shape and 2 < found.evaluations <= 2 * 25 + 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import growth as bench
-from fedveil.models.catalog import Choices, build
+from fedveil.models.catalog import ModelConfig, build
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
@@ -47,7 +47,7 @@ def test_parameters_are_those_of_the_model():
     import jax
 
     case, point = bench.rounds.CASES["mlp"], bench.Point(hidden=24)
-    shapes = jax.eval_shape(build("mlp", case.shape, case.classes, Choices(hidden=(24,))).init, jax.random.key(0))
+    shapes = jax.eval_shape(build("mlp", case.shape, case.classes, ModelConfig(hidden=[24])).init, jax.random.key(0))
     assert bench.size("mlp", "hidden", point) == sum(a.size for a in jax.tree.leaves(shapes))
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import ledger as bench
-from fedveil.accounting import accountants, published
+from fedveil.accounting import accountants, pld, published
 
 
 def test_both_sides_find_the_same_epsilon():
@@ -40,7 +40,7 @@ def test_only_sides_that_agree_are_compared(monkeypatch, clock):
     assert (row["low"], row["ratio"], row["high"], row["ours"], row["theirs"]) == (1 / 16, 1 / 8, 1 / 4, 1.0, 8.0)
 
 
-@pytest.mark.parametrize("cached", [accountants.epsilon, published.moments_pld, accountants.two_mixtures])
+@pytest.mark.parametrize("cached", [accountants.epsilon, published.moments_pld, pld.two_mixtures])
 def test_every_turn_starts_with_empty_caches(cached):
     published.moments_pld(6.0, 0.01, 3, 1e-5)
     accountants.epsilon(((accountants.Round(((1.0, 6.0),)), 3),), 1e-5, "pld")

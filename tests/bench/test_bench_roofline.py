@@ -94,11 +94,11 @@ def test_real_phases_run_and_are_divided_by_their_counts(monkeypatch):
     def clients(row, phase, per_client):
         return rows[f"roofline/mlp/{row}"]["ours"] * statistics.median(taken[phase]) / per_client
 
-    assert clients("round", "round", examples * counts.training(net)) == pytest.approx(3)
-    chunk = clients("forward", "forward", examples * counts.forward(net))  # clients that a program trains at once
+    assert clients("round", "round", examples * counts.training_operations(net)) == pytest.approx(3)
+    chunk = clients("forward", "forward", examples * counts.forward_operations(net))  # clients per program
     assert chunk == pytest.approx(round(chunk)) and 1 <= round(chunk) <= 3
     for phase in ("step", "private"):
-        assert clients(phase, phase, examples * counts.training(net)) == pytest.approx(chunk)
+        assert clients(phase, phase, examples * counts.training_operations(net)) == pytest.approx(chunk)
     assert clients("noise/bytes", "noise", 2 * 2 * 4 * weights) == pytest.approx(chunk)
 
 

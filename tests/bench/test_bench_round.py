@@ -12,7 +12,7 @@ from benchmarks import round as bench
 from benchmarks.peers import flower_round, opacus, torch_nets, torch_round
 from benchmarks.peers.private_step import PrivateStep
 from fedveil.mechanisms.clip import clip_examples
-from fedveil.models.catalog import Choices, build
+from fedveil.models.catalog import ModelConfig, build
 from fedveil.simulation.client import cross_entropy
 
 STEP = PrivateStep(batch=4, clip=0.05, noise=0.0, lr=0.1)
@@ -123,7 +123,7 @@ def test_opacus_is_given_the_same_network():
 def test_rounds_of_flower_average_what_its_clients_trained():
     pytest.importorskip("opacus", reason="opacus is not installed (extra [bench])")
     pytest.importorskip("ray", reason="Flower's simulation is not installed (extra [bench])")
-    net = build("mlp", (6,), 3, Choices(hidden=(5,)))
+    net = build("mlp", (6,), 3, ModelConfig(hidden=[5]))
     x, y = np.random.default_rng(0).random((8, 6), np.float32), np.arange(8) % 3
     work = flower_round.ClientWork(net, replace(STEP, batch=2), steps=2)
     start, found = flower_round._first(net), []
@@ -138,7 +138,7 @@ def test_rounds_of_flower_average_what_its_clients_trained():
 def test_an_error_inside_flower_reaches_the_caller():
     pytest.importorskip("opacus", reason="opacus is not installed (extra [bench])")
     pytest.importorskip("ray", reason="Flower's simulation is not installed (extra [bench])")
-    work = flower_round.ClientWork(build("mlp", (6,), 3, Choices(hidden=(5,))), replace(STEP, batch=2), steps=1)
+    work = flower_round.ClientWork(build("mlp", (6,), 3, ModelConfig(hidden=[5])), replace(STEP, batch=2), steps=1)
 
     def turns(play):
         raise ValueError("from a turn")
@@ -150,7 +150,7 @@ def test_an_error_inside_flower_reaches_the_caller():
 def test_steps_of_pytorch_clip_and_follow_the_gradient():
     """Without noise, both ways make the step of our clipped gradients."""
     torch = pytest.importorskip("torch", reason="torch is not installed (extra [bench])")
-    net = build("mlp", (6,), 3, Choices(hidden=(5,)))
+    net = build("mlp", (6,), 3, ModelConfig(hidden=[5]))
     x, y = np.random.default_rng(0).random((4, 6), np.float32), np.arange(4) % 3
     params = net.init(jax.random.key(0))
     loss = lambda p, a, b: cross_entropy(net.apply(p, a[None]), b[None])[0]  # noqa: E731

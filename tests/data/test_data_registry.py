@@ -26,7 +26,7 @@ import numpy as np
 from fedveil.data.dataset import Part
 from fedveil.data.info import DatasetInfo, FileInfo, Source
 from fedveil.data.sources import downloader
-from fedveil.data.split import Raw
+from fedveil.data.dataset import Raw
 
 CONTENT = bytes(range(240))
 

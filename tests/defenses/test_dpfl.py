@@ -24,7 +24,7 @@ from fedveil.core.stage import StageContext
 from fedveil.data.dataset import Dataset, Part
 from fedveil.defenses import importance
 from fedveil.defenses.dpfl import DPFL, choose
-from fedveil.models.catalog import Choices, build
+from fedveil.models.catalog import ModelConfig, build
 from fedveil.models.layers import Activation, Context, Conv, Dense, Flatten, GroupNorm
 from fedveil.models.net import Net
 from fedveil.runs import RunFolder
@@ -81,7 +81,7 @@ def params_after(defense, rounds=2, **changes):
 
 
 def test_pogz_by_hand_and_without_padding():
-    model = build("mlp", (5,), 3, Choices(hidden=(4,), init="uniform-0.5"))
+    model = build("mlp", (5,), 3, ModelConfig(hidden=[4], init="uniform-0.5"))
     params = model.init(jax.random.key(0))
     params["dense"]["b"] = jnp.full(3, -50.0)  # nothing is above zero there
     x = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
@@ -361,7 +361,11 @@ def test_a_stopped_run_goes_on_to_the_same_end(tmp_path, monkeypatch):
 
 def test_even_budgets_cost_their_largest_over_the_rate():
     for release in DPFL(allocation="even", epsilon=4.0, clip=3.0).events(SETTING):
-        assert release.certifiable and (release.unit, release.law, release.uses) == ("client", "laplace", "round")
+        assert release.certifiable and (release.unit, release.distribution, release.uses) == (
+            "client",
+            "laplace",
+            "round",
+        )
         # ε_i = 2, η = 0.1: replace (twice the norm) costs 2/0.1 = 20 a round, zero-out 10.
         assert 2.0 / release.multiplier == pytest.approx(20.0)
         assert any("losses" in text for text in release.assumes)

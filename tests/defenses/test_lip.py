@@ -20,7 +20,7 @@ from fedveil.core.stage import StageContext
 from fedveil.defenses import importance
 from fedveil.defenses.catalog import make
 from fedveil.defenses.lip import LIP
-from fedveil.models.catalog import Choices, build
+from fedveil.models.catalog import ModelConfig, build
 
 SETTING = Setting(
     clients=12, per_round=4, rounds=3, batch=4, local_steps=2, sampling="fixed", batching="shuffle",
@@ -67,7 +67,7 @@ def relevance_one_by_one(params, x, y):
 
 
 def test_relevance_is_that_of_a_plain_loop_and_ignores_padding():
-    model = build("mlp", (5,), 3, Choices(hidden=(4,), init="uniform-0.5"))
+    model = build("mlp", (5,), 3, ModelConfig(hidden=[4], init="uniform-0.5"))
     params = model.init(jax.random.key(1))
     x = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
     y, present = np.array([0, 1, 2, 0, 1, 2]), np.array([True] * 4 + [False] * 2)

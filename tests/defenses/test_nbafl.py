@@ -89,7 +89,12 @@ def test_the_sensitivity_is_that_of_a_clipped_model():
     releases = defense.events(SETTING)
     assert [r.tap for r in releases] == ["server"]  # what the client itself holds is open, what follows is made from it
     for release in releases:
-        assert (release.unit, release.law, release.uses, release.certifiable) == ("client", "gaussian", "round", True)
+        assert (release.unit, release.distribution, release.uses, release.certifiable) == (
+            "client",
+            "gaussian",
+            "round",
+            True,
+        )
         assert release.multiplier == pytest.approx(defense.uplink(SETTING) / 0.5)  # not over 0.5/40
 
 

@@ -1,16 +1,18 @@
-"""A federation of node folders in one process: what Flower carries, handed over directly."""
+"""Federations in one process, with messages passed directly: real nodes in folders, and nodes that compute nothing."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedveil.config import Config, resolve
 from fedveil.deploy import node
 from fedveil.deploy.account import NodeLedger
-from fedveil.deploy.messages import Answer, Introduction, Parts, Reply, Request
+from fedveil.deploy.messages import Introduction, Payload, ReceivedReply, Reply, Request
 from fedveil.federation import prepare
 
 SMALL = {
@@ -38,27 +40,64 @@ def nodes_of(config: Config, below: Path, text: str = "") -> list[Path]:
 
 
 class InMemory:
-    """An exchange over node folders; `spoil` may change an answer, or drop it by returning None."""
+    """A transport over node folders; `spoil` may change a reply, or drop it by returning None."""
 
     def __init__(
-        self, homes: list[Path], spoil: Callable[[Request, Reply, Parts], tuple[Reply, Parts] | None] | None = None
+        self, homes: list[Path], spoil: Callable[[Request, Reply, Payload], tuple[Reply, Payload] | None] | None = None
     ) -> None:
         self.homes, self.spoil = homes, spoil
-        self.sent: list[tuple[Request, Parts]] = []
+        self.sent: list[tuple[Request, Payload]] = []
 
     def online(self) -> list[int]:
-        return [100 + place for place in range(len(self.homes))]
+        return [100 + number for number in range(len(self.homes))]
 
     def introduce(self, nodes: list[int], timeout: float) -> dict[int, Introduction]:
         return {number: node.introduce(self.homes[number - 100]) for number in nodes}
 
-    def ask(self, requests: Mapping[int, tuple[Request, Parts]], timeout: float) -> dict[int, Answer]:
+    def send(self, requests: Mapping[int, tuple[Request, Payload]], timeout: float) -> dict[int, ReceivedReply]:
         found = {}
         for number, (request, parts) in requests.items():
             self.sent.append((request, parts))
-            made: tuple[Reply, Parts] | None = node.answer(self.homes[number - 100], request, parts)
+            made: tuple[Reply, Payload] | None = node.handle(self.homes[number - 100], request, parts)
             if self.spoil is not None:
                 made = self.spoil(request, *made)
             if made is not None:
-                found[number] = Answer(*made)
+                found[number] = ReceivedReply(*made)
         return found
+
+
+class Puppets:
+    """Nodes that reply with zeros, or with what `answers` gives for a round and client, and compute nothing."""
+
+    def __init__(self, clients: int = 4) -> None:
+        self.clients, self.there = clients, set(range(clients))
+        self.answers: dict[tuple[int, int], Any] = {}  # (round, client) → what comes instead
+        self.asked: list[tuple[int, int]] = []
+
+    def online(self) -> list[int]:
+        return sorted(self.there)
+
+    def introduce(self, nodes: list[int], timeout: float) -> dict[int, Introduction]:
+        return {number: Introduction(number, 60, "8,8,1", 10, "float32") for number in nodes}
+
+    def send(self, requests: dict[int, tuple[Request, Payload]], timeout: float) -> dict[int, ReceivedReply]:
+        found = {}
+        for number, (request, parts) in requests.items():
+            self.asked.append((request.round, number))
+            change = self.answers.get((request.round, number), lambda reply, sent: (reply, sent))
+            zeros = {name: np.load(io.BytesIO(data)) * 0 for name, data in parts.items()}
+            made = change(Reply(request.run, request.round, request.client, "", float("nan")), zeros)
+            if made is not None:
+                found[number] = ReceivedReply(made[0], {name: _npy(a) for name, a in made[1].items()})
+        return found
+
+
+def _npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def silent(*rounds_and_clients: tuple[int, int]) -> dict[tuple[int, int], Any]:
+    """`Puppets.answers` in which these clients do not reply in these rounds."""
+    return dict.fromkeys(rounds_and_clients, lambda reply, sent: None)

@@ -1,4 +1,4 @@
-"""A federation of real processes on loopback, for tests: the commands that a user types, each in a process of its own."""
+"""A federation on loopback for tests: the user's commands, each in a separate process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def free_port() -> int:
 
 
 class Loopback:
-    """`with Loopback(folder, config) as federation:` server and nodes up; all ended at the end."""
+    """`with Loopback(folder, config) as federation:` starts server and nodes, and ends all of them."""
 
     def __init__(self, folder: Path, config: Path, *options: str, nodes: int = 4) -> None:
         self.folder, self.config, self.nodes = folder, config, nodes
@@ -30,7 +30,7 @@ class Loopback:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.call("deploy", "init", str(folder), "--nodes", str(nodes), "--port", str(self.port), "--shards", str(config),
                   *options)  # fmt: skip
-        for number in range(nodes):  # ports of several federations on one machine must not meet
+        for number in range(nodes):  # several federations on one machine need distinct ports
             text = self.home(number) / "node.toml"
             text.write_text(text.read_text().replace(f"port = {9300 + number} ", f"port = {free_port()} "))
 

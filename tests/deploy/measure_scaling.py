@@ -2,7 +2,7 @@
 
     python tests/deploy/measure_scaling.py FOLDER >> docs/data/deploy-scaling.jsonl
 
-Server and nodes share one machine here, so that what grows with the nodes is what this machine has to share out.
+Server and nodes share one machine, so the cost grows with the nodes as they compete for its cores.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A node's account on disk: written first, never lowered, never over budget."""
+"""A node's ledger on disk: written before sending, never lowered, never over budget."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_epsilon_is_that_of_the_rounds_composed(ledger: NodeLedger) -> None:
 def test_replays_restarts_and_second_runs_count_on(ledger: NodeLedger, tmp_path: Path) -> None:
     found: list[float | None] = []
     for again in (entry(0), entry(0), entry(0, run="b")):
-        found.append(NodeLedger(tmp_path).spend(again, Limits(epsilon=50.0)))  # each in a new process, as it were
+        found.append(NodeLedger(tmp_path).spend(again, Limits(epsilon=50.0)))  # as if each were a new process
     assert 0 < found[0] < found[1] < found[2]
     assert len(NodeLedger(tmp_path).entries()) == 3
-    ledger.create()  # what is there is kept
+    ledger.create()  # keeps an existing ledger
     assert len(ledger.entries()) == 3
 
 
@@ -68,7 +68,7 @@ def test_a_round_over_budget_is_refused_and_leaves_no_trace(ledger: NodeLedger) 
     for number in range(afforded):
         ledger.spend(entry(number), limits)
     spent = ledger.epsilon("example", 1e-5)
-    assert 1.0 < spent <= 4.0  # what a filter allows is within the budget by plain composition too
+    assert 1.0 < spent <= 4.0  # within the budget by composition too
     before = ledger.path.read_bytes()
     with pytest.raises(Refused, match="over budget"):
         ledger.spend(entry(afforded), limits)

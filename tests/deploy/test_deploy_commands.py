@@ -1,4 +1,4 @@
-"""Flower's commands as they are composed, the files of a federation, and the command line; nothing is started."""
+"""Flower's commands, the files of a federation, and the command line; no process is started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.cli.main import main
-from fedveil.deploy import bundle, commands
+from fedveil.deploy import commands
 from fedveil.deploy.account import ADJACENT, Entry, NodeLedger, Use, total
 from fedveil.deploy.coordinator import Terms
 from fedveil.deploy.files import Federation, init, read_federation
@@ -44,13 +44,13 @@ def test_nothing_calls_out() -> None:
 
 def test_the_app_is_a_shell_with_the_config_in_it(tmp_path: Path) -> None:
     text = '[data]\nname = "digits"\n# "quotes" and ε\n'
-    bundle.write_bundle(tmp_path, text, Path("/runs/a"), Terms(quorum=0.75, test=True))
+    commands.write_app(tmp_path, text, Path("/runs/a"), Terms(quorum=0.75, test=True))
     told = tomllib.loads((tmp_path / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert told["config"] == {
         "config": text, "folder": "/runs/a", "quorum": 0.75, "timeout": 300.0, "wait": 120.0, "test": True,
     }  # fmt: skip
     assert told["components"] == {"serverapp": "fedveil_app.server:app", "clientapp": "fedveil_app.client:app"}
-    assert "app = client_app.app" in (tmp_path / "fedveil_app" / "client.py").read_text()
+    assert "app = flower.client_app" in (tmp_path / "fedveil_app" / "client.py").read_text()
 
 
 def test_a_federation_on_disk(tmp_path: Path) -> None:

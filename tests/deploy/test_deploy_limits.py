@@ -1,4 +1,4 @@
-"""What a node insists on, and how its config is read."""
+"""The limits of a node, and how its config is read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from fedveil.accounting.accountants import Round
 from fedveil.config import from_dict
 from fedveil.core.errors import ConfigError
-from fedveil.defenses.catalog import make_all
 from fedveil.deploy.limits import Limits, Refused, check, read_node, with_data
 
 USE = Round(((1.0, 2.0),))
@@ -17,7 +16,7 @@ USE = Round(((1.0, 2.0),))
 
 def ask(limits: Limits, use: Round | None = USE, steps: int = 5, **defense: object) -> None:
     config = from_dict({"defense": [{"name": "fed-cdp", "clip": 4.0, "noise": 6.0, **defense}]})
-    check(limits, config, make_all(config.defense), steps, use, "open")
+    check(limits, config, config.defense, steps, use, "open")
 
 
 @pytest.mark.parametrize(
@@ -30,7 +29,7 @@ def ask(limits: Limits, use: Round | None = USE, steps: int = 5, **defense: obje
         ({"noise": 1.0}, {"noise": 0.0}, "noise of at least 1"),
         ({"multiplier": 2.1}, {}, "z of at least 2.1"),
         ({"steps": 4}, {}, "at most 4 local steps"),
-        ({"defenses": ["fed-sdp"]}, {}, "not one that this node takes"),
+        ({"defenses": ["fed-sdp"]}, {}, "accepts the defences fed-sdp, not fed-cdp"),
     ],
 )
 def test_a_request_below_a_limit_is_refused(limits: dict, defense: dict, word: str) -> None:
@@ -44,12 +43,12 @@ def test_a_request_at_its_limits_is_taken() -> None:
 
 def test_a_limit_that_a_defence_knows_nothing_of_is_not_met() -> None:
     config = from_dict({"defense": [{"name": "prune"}]})
-    with pytest.raises(Refused, match="asked was none"):
-        check(Limits(noise=1.0, unaccounted=True), config, make_all(config.defense), 1, None, "open")
+    with pytest.raises(Refused, match="requested: none"):
+        check(Limits(noise=1.0, unaccounted=True), config, config.defense, 1, None, "open")
 
 
 def test_what_is_not_certified_needs_the_owners_word() -> None:
-    with pytest.raises(Refused, match="nothing certified"):
+    with pytest.raises(Refused, match="requires a certificate"):
         ask(Limits(), use=None)
     ask(Limits(unaccounted=True), use=None)
 

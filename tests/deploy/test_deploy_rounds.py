@@ -1,4 +1,4 @@
-"""Deployed rounds without Flower: nodes in memory, the simulator beside them, and nodes that misbehave."""
+"""Deployed rounds without Flower: nodes in memory, compared with the simulator, and nodes that misbehave."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from deploy_memory import SMALL, InMemory, nodes_of
+from deploy_memory import SMALL, InMemory, Puppets, nodes_of, silent
 
 from fedveil.config import Config, from_dict, resolve, to_toml
 from fedveil.core.errors import ConfigError, RunError
 from fedveil.deploy import node
 from fedveil.deploy.account import NodeLedger
 from fedveil.deploy.coordinator import Terms, check_deployable, conduct
-from fedveil.deploy.messages import Answer, Introduction, Parts, Reply, Request
-from fedveil.deploy.wire import pack
+from fedveil.deploy.messages import Payload, Reply, Request, pack
 from fedveil.federation import prepare
 from fedveil.runs import RunFolder, named_leaves
 from fedveil.training import train
@@ -39,7 +38,7 @@ def difference(folder: Path, params: Any) -> float:
 
 
 def test_test_mode_equals_the_simulator(tmp_path: Path) -> None:
-    """With a model of its own for each client (2DP-FL), weights by size, and models averaged."""
+    """With a separate model for each client (2DP-FL), weights by size, and averaging of models."""
     config = config_of(
         data={"clients": 2},
         model={"name": "logistic"},
@@ -50,14 +49,14 @@ def test_test_mode_equals_the_simulator(tmp_path: Path) -> None:
     result = conduct(config, InMemory(homes), RunFolder.create(tmp_path / "run"), Terms(test=True))
     assert difference(tmp_path / "run", train(prepare(config)).params) < 1e-5
     assert result["ledger"] == [] and result["rounds_asked"] == 2
-    for home in homes:  # noise that the server knows protects nothing, and the account says so
+    for home in homes:  # noise that the server knows protects nothing: no certificate
         assert [entry.use("example", "zero-out") for entry in NodeLedger(home).entries()] == [None, None]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("defense", ["fed-cdp", "fed-sdp", "nbafl", "dgc", "dpfl"])
 def test_test_mode_equals_the_simulator_for_every_kind_of_defence(tmp_path: Path, defense: str) -> None:
-    """Server noise, models, what nodes remember, layer importance with selection by losses."""
+    """Server noise, averaged models, client state, layer importance with selection by losses."""
     config = config_of(defense=[{"name": defense}], train={"noise_seed": 3})
     homes = nodes_of(config, tmp_path, "test = true\n")
     conduct(config, InMemory(homes), RunFolder.create(tmp_path / "run"), Terms(test=True))
@@ -72,9 +71,9 @@ def test_a_node_writes_its_account_before_it_computes_and_draws_fresh_noise(
     model = node.build_model(config, (8, 8, 1), 10)
     parts = pack(jax.device_get(model.init(jax.random.key(0))))
     request = Request("run", 0, 0, to_toml(config), 60, 1.0, 1.0, -1)
-    sent = [node.answer(home, request, parts) for _ in range(2)]
+    sent = [node.handle(home, request, parts) for _ in range(2)]
     assert all(reply.refused == "" and np.isnan(reply.loss) for reply, _ in sent)
-    assert sent[0][1] != sent[1][1]  # the same question again gets other noise, and counts again
+    assert sent[0][1] != sent[1][1]  # a repeated request gets fresh noise, and counts again
     assert len(NodeLedger(home).entries()) == 2
     found = NodeLedger(home).entries()[0].use("example", "zero-out")
     assert found is not None and found.steps == 2 and found.hidden and found.rate == pytest.approx(5 / 60)
@@ -84,10 +83,10 @@ def test_a_node_writes_its_account_before_it_computes_and_draws_fresh_noise(
     def crash(*_: object) -> None:
         raise RuntimeError("record 7 is broken")
 
-    monkeypatch.setattr(node._Round, "_compute", crash)
-    reply, nothing = node.answer(home, request, parts)
+    monkeypatch.setattr(node._NodeRound, "_compute", crash)
+    reply, nothing = node.handle(home, request, parts)
     assert nothing == {} and len(NodeLedger(home).entries()) == 3
-    # What an error says may speak of data: it stays with the node.
+    # The text of an error may reveal data: it stays at the node.
     assert reply.refused.startswith("failed at the node") and "record 7" in (home / "errors.log").read_text()
 
 
@@ -97,8 +96,8 @@ def test_a_node_refuses_what_its_owner_does_not_allow(tmp_path: Path) -> None:
     model = node.build_model(config, (8, 8, 1), 10)
     parts = pack(jax.device_get(model.init(jax.random.key(0))))
 
-    def said(request: Request, parts: Parts = parts) -> str:
-        reply, sent = node.answer(home, request, parts)
+    def said(request: Request, parts: Payload = parts) -> str:
+        reply, sent = node.handle(home, request, parts)
         assert sent == {} and NodeLedger(home).entries() == []
         return reply.refused
 
@@ -114,49 +113,11 @@ def test_a_node_refuses_what_its_owner_does_not_allow(tmp_path: Path) -> None:
     assert "did you mean" in said(Request("run", 0, 0, '[[defense]]\nname = "fed-cpd"', 60, 1.0, 1.0, -1))
     leaky = to_toml(resolve(config_of(**fewer, defense=[{"name": "dpfl", "allocation": "even"}])))
     (home / "node.toml").write_text((home / "node.toml").read_text().split("[limits]")[0])
-    assert "loss is told to the server" in said(Request("run", 0, 0, leaky, 60, 1.0, 1.0, -1))
+    assert "loss is sent to the server" in said(Request("run", 0, 0, leaky, 60, 1.0, 1.0, -1))
     assert "wrong shape" in said(good, dict(list(parts.items())[1:]))
 
 
 PLAIN: dict[str, Any] = {"model": {"name": "logistic"}, "defense": [{"name": "none"}]}
-
-
-class Puppets:
-    """Nodes that send what they are told to, without computing anything."""
-
-    def __init__(self, clients: int = 4) -> None:
-        self.clients, self.there = clients, set(range(clients))
-        self.answers: dict[tuple[int, int], Any] = {}  # (round, client) → what comes instead
-        self.asked: list[tuple[int, int]] = []
-
-    def online(self) -> list[int]:
-        return sorted(self.there)
-
-    def introduce(self, nodes: list[int], timeout: float) -> dict[int, Introduction]:
-        return {number: Introduction(number, 60, "8,8,1", 10, "float32") for number in nodes}
-
-    def ask(self, requests: dict[int, tuple[Request, Parts]], timeout: float) -> dict[int, Answer]:
-        found = {}
-        for number, (request, parts) in requests.items():
-            self.asked.append((request.round, number))
-            changed = self.answers.get((request.round, number), lambda reply, sent: (reply, sent))
-            zeros = {name: np.load(_file(data)) * 0 for name, data in parts.items()}
-            made = changed(Reply(request.run, request.round, request.client, "", float("nan")), zeros)
-            if made is not None:
-                found[number] = Answer(made[0], {name: _npy(a) for name, a in made[1].items()})
-        return found
-
-
-def _file(data: bytes) -> Any:
-    import io
-
-    return io.BytesIO(data)
-
-
-def _npy(array: np.ndarray) -> bytes:
-    file = _file(b"")
-    np.save(file, array)
-    return file.getvalue()
 
 
 def each(change: Any) -> Any:
@@ -170,7 +131,7 @@ def test_answers_that_cannot_be_used_are_left_out_with_the_reason(tmp_path: Path
         (0, 1): each(lambda a: a[..., None]),
         (1, 0): lambda reply, sent: (Reply(reply.run, 0, reply.client, "", reply.loss), sent),
         (1, 1): each(lambda a: np.concatenate([a.reshape(-1)] * 10 + [np.zeros(5000, a.dtype)])),
-        (2, 3): lambda reply, sent: None,
+        **silent((2, 3)),
     }
     folder = RunFolder.create(tmp_path / "run")
     result = conduct(config_of(train={"local_steps": 1}), nodes, folder, Terms())
@@ -178,14 +139,14 @@ def test_answers_that_cannot_be_used_are_left_out_with_the_reason(tmp_path: Path
     refused = [row["refused"] for row in folder.read_metrics()]
     assert "not finite" in refused[0]["0"] and "wrong shape" in refused[0]["1"]
     assert "stale" in refused[1]["0"] and "too large" in refused[1]["1"]
-    assert refused[2] == {"3": "no answer in time"}
-    # What did not come took its noise with it: sums are not counted on.
+    assert refused[2] == {"3": "no reply in time"}
+    # A missing update takes its noise with it: the ledger does not rely on sums.
     assert all("of all who answer together" not in row["reason"] for row in result["ledger"])
 
 
 def test_below_the_quorum_the_run_stops_and_goes_on_later_with_all_that_was_asked(tmp_path: Path) -> None:
     nodes = Puppets()
-    nodes.answers = {(1, c): lambda reply, sent: None for c in (0, 1, 2)}
+    nodes.answers = silent((1, 0), (1, 1), (1, 2))
     folder = RunFolder.create(tmp_path / "run")
     with pytest.raises(RunError, match=r"round 1: 1 of 4 nodes .*quorum is 0.5.*--resume"):
         conduct(config_of(**PLAIN), nodes, folder, Terms())
@@ -201,7 +162,7 @@ def test_below_the_quorum_the_run_stops_and_goes_on_later_with_all_that_was_aske
 def test_nodes_that_are_away_are_not_asked_and_one_that_never_comes_is_named(tmp_path: Path) -> None:
     nodes = Puppets()
     nodes.there = {0, 1, 2}
-    with pytest.raises(RunError, match="3 of 4 nodes are there after 0.1 s; missing: client 3"):
+    with pytest.raises(RunError, match="3 of 4 nodes are connected after 0.1 s; missing: client 3"):
         conduct(config_of(**PLAIN), nodes, RunFolder.create(tmp_path / "a"), Terms(wait=0.1))
     nodes.there = set(range(4))
     nodes.answers = {(0, 3): lambda reply, sent: nodes.there.discard(3)}

@@ -1,4 +1,4 @@
-"""Must hold: a deployed run in test mode gives the simulator's parameters."""
+"""A deployed run in test mode gives the same parameters as the simulator."""
 
 from __future__ import annotations
 

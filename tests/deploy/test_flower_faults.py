@@ -1,4 +1,4 @@
-"""Real processes that fail: the run ends right or stops with a clear word, in a bounded time, and no account is too low."""
+"""Real processes that fail: the run completes or stops with a clear message, in bounded time, and no ledger is too low."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
 
 @pytest.fixture(autouse=True)
 def everybody_is_back(request: pytest.FixtureRequest) -> None:
-    """Each test starts with four nodes: one that was killed hard is refused for a minute."""
+    """Each test starts with four nodes: after SIGKILL a node is refused for a minute."""
     made: Loopback = request.getfixturevalue("federation")
     made.until(lambda: made.online() == made.nodes, 150)
 
 
 def last_process(made: Loopback, name: str, part: str) -> int:
-    """The number of the process that a supervisor started last."""
+    """The id of the process that a supervisor started last."""
     found = re.findall(rf"{part} started, process (\d+)", (made.folder / f"{name}.out").read_text())
     return int(found[-1])
 
 
 def kill_hard(made: Loopback, number: int) -> None:
-    """A machine that goes dark: the supervisor and all of Flower's processes at once."""
+    """A machine that fails: kills the supervisor and all of Flower's processes at once."""
     group = last_process(made, f"node-{number}", "node")
     made.processes[f"node-{number}"].kill()
     os.killpg(group, signal.SIGKILL)
@@ -83,7 +83,7 @@ def run_name(folder: Path) -> str:
 
 
 def answered(folder: Path, number: int) -> int:
-    """Rounds in which the server took an answer of this client."""
+    """The number of rounds in which the server accepted a reply of this client."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return sum(str(number) not in row["refused"] for row in rows)
 
@@ -129,13 +129,13 @@ def test_a_node_killed_in_a_round_and_back_again(federation: Loopback, tmp_path:
 
 
 def test_the_server_killed_in_a_round(federation: Loopback, tmp_path: Path) -> None:
-    """SuperLink alone: it comes back with its state, and the run goes on."""
+    """Only the SuperLink is killed: it restarts with its state, and the run continues."""
     folder = tmp_path / "run"
     run = federation.begin("--out", str(folder), "--timeout", "60", "-s", "train.rounds=5")
     federation.until(lambda: federation.rounds_done(folder) >= 1, 120)
     os.kill(last_process(federation, "server", "superlink"), signal.SIGKILL)
     code = run.wait(400)
-    if code != 0:  # or it stops with a word that says how to go on, and does
+    if code != 0:  # or it stops with a hint how to resume, which works
         assert f"--resume {folder}" in (federation.folder / "run.out").read_text()
         federation.until(lambda: federation.online() == 4, 150)
         code, _, said = federation.run("--resume", str(folder), "--timeout", "60", patience=400)
@@ -147,7 +147,7 @@ def test_the_server_killed_in_a_round(federation: Loopback, tmp_path: Path) -> N
 
 
 def test_all_of_the_server_killed_and_the_run_resumed(federation: Loopback, tmp_path: Path) -> None:
-    """The machine of the server goes dark: a new server, `--resume`, and the account counts the round that was lost."""
+    """The server's machine fails: after a new start and `--resume` the ledger counts the lost round."""
     folder = tmp_path / "run"
     run = federation.begin("--out", str(folder), "--timeout", "60")
     federation.until(lambda: federation.rounds_done(folder) >= 1, 120)
@@ -174,10 +174,10 @@ def test_all_of_the_server_killed_and_the_run_resumed(federation: Loopback, tmp_
 def app_processes(made: Loopback) -> list[int]:
     """Flower's processes that run the app of this federation's server."""
     home, found = f"FLWR_HOME={made.folder.resolve()}/server".encode(), []
-    for place in Path("/proc").glob("[0-9]*"):
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if b"flwr-serverapp" in (place / "cmdline").read_bytes() and home in (place / "environ").read_bytes():
-                found.append(int(place.name))
+            if b"flwr-serverapp" in (process / "cmdline").read_bytes() and home in (process / "environ").read_bytes():
+                found.append(int(process.name))
     return found
 
 

@@ -1,5 +1,5 @@
 """Why `cohort` noise is refused in deployment: what Flower's secure aggregation does not hide. If one of these fails after
-an update of Flower, the refusal in `coordinator.check_deployable` and docs/deployment.md are to be looked at again."""
+an update of Flower, the refusal in `coordinator.check_deployable` and docs/deployment.md must be reconsidered."""
 
 from __future__ import annotations
 

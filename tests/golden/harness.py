@@ -14,14 +14,11 @@ import jax
 import numpy as np
 
 from fedveil.accounting.ledger import rows
-from fedveil.attacks import study
-from fedveil.attacks.adversaries import INFERENCE
-from fedveil.attacks.catalog import ATTACKS, settings
-from fedveil.attacks.inference.run import run as infer
+from fedveil.attacks.inference.base import InferenceAttack
+from fedveil.attacks.orchestrate import attack as run_attack
 from fedveil.config import TrainConfig, for_attack, from_dict, resolve
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.registry import DATASETS
-from fedveil.defenses.catalog import make_all
 from fedveil.federation import plan, prepare
 from fedveil.models.catalog import MODELS
 from fedveil.training import train as run_training
@@ -37,7 +34,7 @@ MODEL_KEYS = ("activation", "dropout", "hidden", "pooling", "channels")
 def explicit(short: Document, with_attack: bool = False) -> Document:
     """The config with every key that is read written out."""
     given = from_dict(short)
-    config = resolve(for_attack(given) if with_attack and given.attack.name not in INFERENCE else given)
+    config = resolve(for_attack(given) if with_attack and not _infers(given) else given)
     data, model = config.data, config.model
     read = (*PARTITIONS[data.partition or ""].keys, *DATASETS[data.name].keys)
     whole = {
@@ -45,26 +42,29 @@ def explicit(short: Document, with_attack: bool = False) -> Document:
         "model": _read(model.model_dump(), MODEL_KEYS, MODELS[model.name or ""].keys),
         "train": config.train.model_dump(),
         "speed": config.speed.model_dump(),
-        "defense": [{"name": d.name, **dataclasses.asdict(d)} for d in make_all(config.defense)],
+        "defense": [{"name": d.name, **dataclasses.asdict(d)} for d in config.defense],
     }
     if with_attack:
-        whole["attack"] = _attack_keys(config.attack)
+        whole["attack"] = _attack_keys(config)
     return whole
+
+
+def _infers(config: Any) -> bool:
+    return isinstance(config.attack.make(), InferenceAttack)
 
 
 def _read(section: Document, optional: tuple[str, ...], read: tuple[str, ...]) -> Document:
     return {key: value for key, value in section.items() if key not in optional or key in read}
 
 
-def _attack_keys(asked: Any) -> Document:
+def _attack_keys(config: Any) -> Document:
     """What the attack reads; an inference attack's keys are written out in `cases.py`, since some exclude each other."""
-    if asked.name in INFERENCE:
+    asked = config.attack
+    if _infers(config):
         given = {key: value for key, value in asked.model_dump().items() if value is not None and key != "images"}
         return {"name": asked.name, **given}
-    full = dataclasses.asdict(settings(asked.name, **asked.given()))
     bench = {"tap": asked.at, "images": asked.images, "seeds": asked.seeds, "round": asked.round or 0}
-    own = {key: full[key] for key in ATTACKS[asked.name].keys}
-    return {"name": asked.name, **bench, "rule": asked.rule or "ssim", **own}
+    return {"name": asked.name, **bench, "rule": asked.rule or "ssim", **dataclasses.asdict(asked.make())}
 
 
 def train(config: Document, engine: str) -> dict[str, np.ndarray]:
@@ -95,15 +95,11 @@ def ledger(config: Document) -> list[Document]:
 
 def attack(config: Document) -> dict[str, Any]:
     """The numbers of an attack: of a reconstruction for each victim, of an inference attack those of its document."""
-    asked = from_dict(_seeded(config))
-    if asked.attack.name in INFERENCE:
-        return dict(_flat(infer(asked).document))
-    federation = prepare(asked, trainable=False)
-    state = federation.simulator.start()
-    for number in range(asked.attack.round or 0):
-        state, _ = federation.simulator.round(state, number)
-    done = study.run(federation, state, asked.attack.round or 0, asked.attack)
-    return {name: found for group in done.groups for name, found in _victims(group)}
+    done = run_attack(from_dict(_seeded(config)))
+    if done.outcome is not None:
+        return dict(_flat(done.outcome.document))
+    assert done.study is not None
+    return {name: found for group in done.study.groups for name, found in _victims(group)}
 
 
 def _victims(group: Any) -> Iterator[tuple[str, Document]]:

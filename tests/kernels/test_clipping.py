@@ -8,12 +8,12 @@ import pytest
 from fedveil.kernels import clipping, gpu, pallas
 from fedveil.kernels.clipping import ConvPool, training_context
 from fedveil.mechanisms import clip
-from fedveil.models.catalog import Choices, build
+from fedveil.models.catalog import ModelConfig, build
 from fedveil.models.layers import Activation, Context, Conv, Pool
 
 
 def network(activation="relu", shape=(11, 12, 1)):
-    net = build("cnn", shape, 3, Choices(activation=activation))
+    net = build("cnn", shape, 3, ModelConfig(activation=activation))
     return net, jax.tree.map(lambda a: jnp.asarray(a, float), net.init(jax.random.key(0)))
 
 
@@ -111,7 +111,7 @@ def test_of_equal_entries_the_first_gets_the_derivative():
 
 
 def test_only_a_convolution_before_max_pooling_is_joined():
-    mean = build("cnn", (12, 12, 1), 3, Choices(pooling="mean"))
+    mean = build("cnn", (12, 12, 1), 3, ModelConfig(pooling="mean"))
     assert clipping.merged(mean.layers) == mean.layers
     joined = clipping.merged(build("cnn", (12, 12, 1), 3).layers)
     assert [type(layer).__name__ for layer in joined] == ["ConvPool", "ConvPool", "Flatten", "Dense"]

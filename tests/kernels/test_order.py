@@ -12,7 +12,7 @@ from fedveil import api
 from fedveil.kernels import gpu as gpu_code
 from fedveil.models.catalog import build
 from fedveil.models.layers import Conv, Pool
-from fedveil.random import secure
+from fedveil.random import noise, secure
 from fedveil.simulation import server
 
 
@@ -38,7 +38,7 @@ def test_what_waits_keeps_its_bits(b, gpu):
 def test_keys_wait_and_stay_what_they_are(make, gpu):
     key = make()
     late = jax.jit(gpu_code.after)(key, jnp.ones(3))
-    assert late.dtype == key.dtype and secure.is_secure(late) == secure.is_secure(key)
+    assert late.dtype == key.dtype and noise.is_secure(late) == noise.is_secure(key)
     np.testing.assert_array_equal(jax.random.key_data(late), jax.random.key_data(key))
 
 

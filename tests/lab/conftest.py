@@ -1,4 +1,4 @@
-"""A lab for tests: the real command in a process of its own, asked over HTTP with nothing but the standard library."""
+"""A lab for tests: the real command in a separate process, queried over HTTP with the standard library."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Served:
             connection.close()
 
     def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
-        """One question in JSON."""
+        """One JSON request."""
         sent = None if body is None else json.dumps(body).encode()
         status, _, text = self.raw(path, sent, {"content-type": "application/json"})
         return status, json.loads(text)

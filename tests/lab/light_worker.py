@@ -1,4 +1,4 @@
-"""A worker for tests of the pool: the lab's own life of a worker, with tasks that need no JAX."""
+"""A worker for tests of the pool: the main loop of the lab's workers, with tasks that need no JAX."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def wait(payload: dict[str, Any], tell: Tell) -> str:
 
 
 def stubborn(payload: dict[str, Any], tell: Tell) -> str:
-    """Does not hear that it is cancelled, as a compilation does not."""
+    """Ignores cancelling, as a compilation does."""
     end = time.monotonic() + payload["seconds"]
     tell({"stage": "deaf"})
     while time.monotonic() < end:
@@ -37,12 +37,12 @@ def stubborn(payload: dict[str, Any], tell: Tell) -> str:
 
 
 def soft(payload: dict[str, Any], tell: Tell) -> str:
-    """Ends in its own words when cancelled, as a training does."""
+    """Ends with its own message when cancelled, as a training does."""
     tell({"stage": "soft"})
     try:
         time.sleep(payload["seconds"])
     except worker.Cancelled:
-        raise Interrupted("stopped after round 3; go on with --resume") from None
+        raise Interrupted("stopped after round 3; resume with --resume") from None
     return "ended by itself"
 
 
@@ -66,4 +66,4 @@ TASKS = {f.__name__: f for f in (echo, wait, stubborn, soft, greedy, refuse, cra
 
 
 def main(pipe: Connection, folder: str, parent: int) -> None:
-    worker.live(pipe, parent, lambda: TASKS)
+    worker.serve(pipe, parent, lambda: TASKS)

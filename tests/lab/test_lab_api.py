@@ -1,4 +1,4 @@
-"""The lab over HTTP: the real command, its pages and its answers. What takes an attack or a training is slow and apart."""
+"""The lab over HTTP: the real command, its pages and its API. Tests that attack or train are marked slow."""
 
 from __future__ import annotations
 
@@ -78,20 +78,20 @@ def test_account_is_the_ledger_s(lab: Server) -> None:
     from fedveil.accounting import ledger, transcript
     from fedveil.core import taps
     from fedveil.federation import plan
-    from fedveil.lab.requests import TradeAsk
+    from fedveil.lab.requests import TradeRequest
 
-    planned = plan(from_dict(TradeAsk(**trade).document()))
+    planned = plan(from_dict(TradeRequest(**trade).document()))
     rows = ledger.rows(transcript.planned(planned.defenses, planned.setting, 5), accountants=("pld",))
-    for seat in told["seats"]:
-        same = [r.epsilon for r in rows if (r.tap, r.unit) == (seat["tap"], seat["unit"])]
-        assert seat["epsilon"] in same
-        if seat["epsilon"] is not None:
-            assert seat["epsilon"] == min(
+    for entry in told["seats"]:
+        same = [r.epsilon for r in rows if (r.tap, r.unit) == (entry["tap"], entry["unit"])]
+        assert entry["epsilon"] in same
+        if entry["epsilon"] is not None:
+            assert entry["epsilon"] == min(
                 r.epsilon
                 for r in rows
-                if (r.tap, r.unit, r.adjacency) == (seat["tap"], seat["unit"], seat["adjacency"]) and r.epsilon
+                if (r.tap, r.unit, r.adjacency) == (entry["tap"], entry["unit"], entry["adjacency"]) and r.epsilon
             )
-    assert {seat["tap"] for seat in told["seats"]} == set(taps.ACCOUNTED_TAPS) and told["batching"] == "poisson"
+    assert {entry["tap"] for entry in told["seats"]} == set(taps.ACCOUNTED_TAPS) and told["batching"] == "poisson"
     assert lab.ask("/api/account", {"trade": trade})[1] == told  # remembered
 
 
@@ -102,7 +102,7 @@ def test_wrong_questions_get_one_line(lab: Server) -> None:
         ("/api/account", {"trade": {"batch": 100}}, "lower train.batch"),
         ("/api/account", {}, "takes a JSON object"),
         ("/api/leak", {"leak": {"picture": {"index": 99_999}}}, "digits has 1347 training pictures"),
-        ("/api/leak/script", {"leak": {"picture": {"upload": "0" * 16}}}, "is not here any more"),
+        ("/api/leak/script", {"leak": {"picture": {"upload": "0" * 16}}}, "is no longer stored"),
         ("/api/jobs/nope/cancel", {}, "is not known"),
     ]
     for path, body, says in cases:
@@ -179,10 +179,10 @@ def test_jobs_are_told(lab: Server) -> None:
 
 
 def test_a_quick_worker_that_dies_is_replaced(lab: Server) -> None:
-    assert lab.ask("/api/gallery?first=96")[0] == 200  # a lab just started has no worker yet
+    assert lab.ask("/api/gallery?first=96")[0] == 200  # a new lab has no worker yet
     before = next(w["pid"] for w in lab.ask("/api/jobs")[1]["workers"] if w["pool"] == "quick")
     os.kill(before, signal.SIGKILL)
-    for _ in range(3):  # the question under way may be lost, the next is not
+    for _ in range(3):  # the current request may be lost, the next is not
         status, _ = lab.ask("/api/gallery?first=48")
         if status == 200:
             break
@@ -206,7 +206,7 @@ def test_missing_extra_is_one_line(fedveil_cli: Any, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("--host", "0.0.0.0"), 2, "others can reach it, so it needs a token"),
+        (("--host", "0.0.0.0"), 2, "can be reached by other machines, so it needs a token"),
         (("--host", "0.0.0.0", "--token", "short"), 2, "16 to 128"),
         (("--port", "70000"), 2, "65535"),
         (("-s", "train.rounds=x"), 2, "train.rounds: got 'x'"),
@@ -254,7 +254,7 @@ def test_a_training_is_a_run_and_can_be_cancelled(lab: Server) -> None:
     assert run["accuracy"] == told["result"]["accuracy"]
     assert lab.ask("/api/trade", {"trade": trade})[1]["same"][0]["name"] == job["run"]
     status, headers, page = lab.raw(f"/report?run={job['run']}")
-    assert status == 200 and b"<html" in page and "sandbox" in headers["content-security-policy"]
+    assert status == 200 and job["run"].encode() in page and "sandbox" in headers["content-security-policy"]
     _, long = lab.ask("/api/train", {"trade": {**trade, "rounds": 1000, "local_steps": 100}})
     while not any(event["stage"] == "round" for event in lab.ask(f"/api/jobs/{long['id']}")[1]["events"]):
         pass

@@ -1,4 +1,4 @@
-"""The gate: hosts, origins, tokens, sizes, headers. Plain ASGI, so nothing of the extra is needed."""
+"""The guard: hosts, origins, tokens, sizes, headers. Plain ASGI, so the extra is not needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from fedveil.core.errors import ConfigError
 from fedveil.lab.guard import COOKIE, Guard, is_loopback
-from fedveil.lab.serve import Address, check_token
+from fedveil.lab.server import Address, check_token
 
 TOKEN = "a-token-of-enough-length"
 

@@ -1,4 +1,4 @@
-"""Under load: 50 questions at a time while an attack runs, and a worker that is killed in the midst of it."""
+"""Under load: 50 requests in parallel while an attack runs, and a worker that is killed during an attack."""
 
 from __future__ import annotations
 
@@ -81,4 +81,4 @@ def test_a_killed_worker_is_reported_and_the_rest_goes_on(lab: Any) -> None:
         status, _ = lab.ask("/api/leak", {"leak": LONG})
         assert status == 200
     full = [lab.ask("/api/leak", {"leak": LONG}) for _ in range(3)]
-    assert full[-1][0] == 429 and "jobs wait already" in full[-1][1]["error"]
+    assert full[-1][0] == 429 and "jobs are waiting already" in full[-1][1]["error"]

@@ -14,9 +14,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import light_worker
 
-from fedveil.lab import jobs
-from fedveil.lab.jobs import Job
-from fedveil.lab.pool import Limits, Pool, QueueFull, memory_of
+from fedveil.lab import pool as jobs
+from fedveil.lab.pool import Job, Limits, Pool, QueueFull, memory_of
 
 SOON = 20.0
 
@@ -50,13 +49,13 @@ def test_result_and_events(pool: Pool) -> None:
     job = pool.submit("echo", {"value": [1, 2]}, "an echo")
     assert job.finished.result(SOON) is job
     assert (job.state, job.result) == (jobs.DONE, [1, 2])
-    events, place = job.since(0)
-    assert events == [{"seen": {"value": [1, 2]}}] and job.since(place) == ([], place)
+    events, following = job.since(0)
+    assert events == [{"seen": {"value": [1, 2]}}] and job.since(following) == ([], following)
     assert job.as_dict()["title"] == "an echo" and job.started is not None and job.ended is not None
 
 
 def _worker(pool: Pool) -> int:
-    """The process that works, once it has shown that it does: a pool just made has none yet."""
+    """The worker process, after a first job: a new pool has none yet."""
     assert pool.submit("echo", {"value": 0}).finished.result(SOON).result == 0
     return pool.workers()[0]["pid"]
 
@@ -76,7 +75,7 @@ def test_cancelled_jobs_leave_the_worker_alive(pool: Pool) -> None:
     job = pool.submit("wait", {"seconds": 60})
     _heard(job, "waiting")
     waiting = pool.submit("echo", {"value": 1})
-    assert pool.place(waiting) == 0 and pool.place(job) is None
+    assert pool.position(waiting) == 0 and pool.position(job) is None
     pool.cancel(waiting)
     assert waiting.finished.result(SOON).state == jobs.CANCELLED
     pool.cancel(job)
@@ -84,7 +83,7 @@ def test_cancelled_jobs_leave_the_worker_alive(pool: Pool) -> None:
     job = pool.submit("soft", {"seconds": 60})
     _heard(job, "soft")
     pool.cancel(job)
-    assert job.finished.result(SOON).message == "stopped after round 3; go on with --resume"
+    assert job.finished.result(SOON).message == "stopped after round 3; resume with --resume"
     assert pool.submit("echo", {"value": 5}).finished.result(SOON).result == 5
     assert pool.workers()[0]["pid"] == before
 
@@ -96,7 +95,7 @@ def test_queue_is_bounded_and_groups_replace(pool: Pool) -> None:
     second = pool.submit("echo", {"value": 2}, group="page")
     assert first.finished.result(SOON).state == jobs.CANCELLED
     others = [pool.submit("echo", {"value": n}) for n in range(2)]
-    with pytest.raises(QueueFull, match="3 jobs wait already"):
+    with pytest.raises(QueueFull, match="3 jobs are waiting already"):
         pool.submit("echo", {"value": 9})
     pool.cancel(busy)
     assert [job.finished.result(SOON).result for job in (second, *others)] == [2, 0, 1]
@@ -152,8 +151,8 @@ def test_time_limit(tmp_path: Path) -> None:
 
 def test_old_events_are_let_go() -> None:
     job = Job("kind", {}, "title")
-    for n in range(jobs.KEPT_FRAMES + 5):
+    for n in range(jobs.KEPT_EVENTS + 5):
         job.tell({"n": n})
-    events, place = job.since(0)
-    assert len(events) == jobs.KEPT_FRAMES and events[0] == {"n": 5} and place == jobs.KEPT_FRAMES + 5
-    assert job.since(place - 1)[0] == [{"n": jobs.KEPT_FRAMES + 4}]
+    events, following = job.since(0)
+    assert len(events) == jobs.KEPT_EVENTS and events[0] == {"n": 5} and following == jobs.KEPT_EVENTS + 5
+    assert job.since(following - 1)[0] == [{"n": jobs.KEPT_EVENTS + 4}]

@@ -75,9 +75,9 @@ def test_shipped_measurements_hold_together() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [0, 3])
-def test_shipped_measurements_are_measured(place: int) -> None:
-    entry = measured.known()[place]
+@pytest.mark.parametrize("index", [0, 3])
+def test_shipped_measurements_are_measured(index: int) -> None:
+    entry = measured.known()[index]
     again = measured.measure(entry["document"])
     assert again["accuracy"] == pytest.approx(entry["accuracy"], abs=0.03)
     for row, before in zip(again["ledger"], entry["ledger"], strict=True):

@@ -1,4 +1,4 @@
-"""What is clicked can be scripted: the TOML and the command line give one and the same config, which holds up."""
+"""Every request can be scripted: its TOML and its command line give the same valid config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedveil.config import from_dict, load, resolve
 from fedveil.core.errors import ConfigError
 from fedveil.defenses.catalog import DEFENSES
-from fedveil.lab import forms, requests, script
+from fedveil.lab import requests, script
 
 
 def _both(document: dict[str, Any], tmp_path: Path, command: str) -> None:
@@ -33,7 +33,7 @@ def _both(document: dict[str, Any], tmp_path: Path, command: str) -> None:
 @pytest.mark.parametrize("tap", requests.LEAK_TAPS)
 def test_leaks(name: str, tap: str, tmp_path: Path) -> None:
     body = {"defense": {"name": name}, "tap": tap, "batch": 2, "local_steps": 3, "attack": "inverting", "model": "mlp"}
-    ask = requests.read(requests.LeakAsk, body)
+    ask = requests.read(requests.LeakRequest, body)
     for defended in (False, True):
         document = ask.attack_document("/a folder/it's [1].npz", defended=defended)
         _both(document, tmp_path, "attack")
@@ -54,7 +54,7 @@ def test_leaks(name: str, tap: str, tmp_path: Path) -> None:
 )
 def test_trainings(tmp_path_factory: pytest.TempPathFactory, dataset: str, name: str, **values: Any) -> None:
     defense = {"name": name, **{key: values.pop(key) for key in ("noise", "clip", "delta")}}
-    ask = requests.read(requests.TradeAsk, {"dataset": dataset, "defense": defense, **values})
+    ask = requests.read(requests.TradeRequest, {"dataset": dataset, "defense": defense, **values})
     _both(ask.document(), tmp_path_factory.getbasetemp(), "train")
 
 
@@ -65,7 +65,7 @@ def test_any_path_survives(tmp_path_factory: pytest.TempPathFactory, text: str) 
 
 
 def test_every_default_of_the_forms_is_the_config_s() -> None:
-    offered = {entry["name"]: entry for entry in forms.choices()["defenses"]}
+    offered = {entry["name"]: entry for entry in requests.choices()["defenses"]}
     assert list(offered) == list(DEFENSES)
     for name, kind in DEFENSES.items():
         keys = {field["key"]: field for field in offered[name]["keys"]}
@@ -92,11 +92,11 @@ def test_every_default_of_the_forms_is_the_config_s() -> None:
 )
 def test_refusals_are_one_line(body: Any, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        requests.read(requests.LeakAsk, body)
+        requests.read(requests.LeakRequest, body)
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_defence_is_refused_in_the_config_s_words() -> None:
-    ask = requests.read(requests.TradeAsk, {"defense": {"name": "fed-cdp", "nosie": 1}})
+    ask = requests.read(requests.TradeRequest, {"defense": {"name": "fed-cdp", "nosie": 1}})
     with pytest.raises(ConfigError, match="did you mean 'noise'"):
         requests.check(ask.document())

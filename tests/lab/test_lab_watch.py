@@ -1,4 +1,4 @@
-"""Watching an attack changes nothing of it, and shows it on its way."""
+"""Observing an attack does not change it, and shows its progress."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fedveil.attacks.catalog import settings
-from fedveil.attacks.observe import of_gradients
-from fedveil.attacks.reconstruction.run import reconstruct
-from fedveil.attacks.reconstruction.scheduler import Sight
-from fedveil.models.catalog import Choices, build
+from fedveil.attacks.base import Execution
+from fedveil.attacks.observation import of_gradients
+from fedveil.attacks.reconstruction.idlg import IDLG
+from fedveil.attacks.reconstruction.scheduler import Snapshot
+from fedveil.models.catalog import ModelConfig, build
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ def test_a_watched_attack_is_the_same_attack() -> None:
     import jax
     import jax.numpy as jnp
 
-    model = build("logistic", (6,), 3, Choices())
+    model = build("logistic", (6,), 3, ModelConfig())
     params = model.init(jax.random.key(0))
     x = jax.random.uniform(jax.random.key(1), (2, 6))
 
@@ -29,17 +29,17 @@ def test_a_watched_attack_is_the_same_attack() -> None:
 
     each = jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, x)
     observation = of_gradients(model, params, jax.tree.map(jnp.asarray, each), (6,), 3, span=(0.0, 1.0))
-    chosen = settings("idlg", iterations=30)
-    alone = reconstruct(observation, chosen)
-    seen: list[Sight] = []
+    chosen = IDLG(iterations=30)
+    alone = chosen.run(observation)
+    seen: list[Snapshot] = []
 
-    def watch(inputs: np.ndarray, labels: np.ndarray, sight: Sight) -> int:
-        assert inputs.shape == (len(sight.attack), 1, 6) and labels.shape == (len(sight.attack), 1)
+    def monitor(inputs: np.ndarray, labels: np.ndarray, shot: Snapshot) -> int:
+        assert inputs.shape == (len(shot.attack), 1, 6) and labels.shape == (len(shot.attack), 1)
         assert (inputs >= 0).all() and (inputs <= 1).all()
-        seen.append(sight)
+        seen.append(shot)
         return 3
 
-    watched = reconstruct(observation, chosen, watch=watch)
+    watched = chosen.run(observation, Execution(monitor=monitor))
     np.testing.assert_array_equal(watched.inputs, alone.inputs)
     np.testing.assert_array_equal(watched.iterations, alone.iterations)
     np.testing.assert_array_equal(watched.evaluations, alone.evaluations)

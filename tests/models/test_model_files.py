@@ -10,13 +10,13 @@ from safetensors.numpy import load_file, save_file
 
 import fedveil
 from fedveil.core.errors import DataError
-from fedveil.models.catalog import Choices, build
+from fedveil.models.catalog import ModelConfig, build
 from fedveil.models.files import parameters_as_bytes, read_arrays, read_parameters
 
 
 @pytest.fixture
 def params():
-    return build("cnn", (8, 8, 1), 10, Choices()).init(jax.random.key(1))
+    return build("cnn", (8, 8, 1), 10, ModelConfig()).init(jax.random.key(1))
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])

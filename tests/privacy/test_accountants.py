@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, signal, special, stats
 
-from fedveil.accounting import accountants, pld, published, rdp, registry
+from fedveil.accounting import accountants, pld, published, rdp
 from fedveil.accounting.accountants import Round
 from fedveil.core.errors import ConfigError
 
@@ -41,10 +41,10 @@ SETTINGS = {
     "another record": gaussian(6.0, 10, 0.01, 50, replace=True),
     "noise that grows": tuple(gaussian(z, 100, 0.01, 10)[0] for z in (2.0, 4.0, 8.0)),
     "coins that are seen": ((Round(((1.0, 6.0),), steps=100, rate=0.01), 100),),
-    "laplace": ((Round(((1.0, 6.0),), law="laplace"), 50),),
-    "laplace seldom": ((Round(((1.0, 3.0),), law="laplace", steps=5, counts=((0.9, 0.0), (0.1, 1.0))), 100),),
+    "laplace": ((Round(((1.0, 6.0),), distribution="laplace"), 50),),
+    "laplace seldom": ((Round(((1.0, 3.0),), distribution="laplace", steps=5, counts=((0.9, 0.0), (0.1, 1.0))), 100),),
     "subsets": ((Round(((1.0, 6.0),), replace=True, subset=(1000, 100)), 100),),
-    "laplace and gaussian": ((Round(((1.0, 6.0),), law="laplace"), 50), gaussian(6.0, 10, 0.01, 50)[0]),
+    "laplace and gaussian": ((Round(((1.0, 6.0),), distribution="laplace"), 50), gaussian(6.0, 10, 0.01, 50)[0]),
 }
 
 
@@ -91,7 +91,7 @@ def test_large_accounts_of_the_gaussian_are_exact(z, times):
 def test_little_noise_used_rarely_does_not_make_the_grid_too_long(z, rate):
     rounds = gaussian(z, 1, rate, 10)
     deviation, steps, furthest = pld.spread(rounds)
-    assert furthest / accountants.grid_for(deviation, steps, furthest, DELTA) <= math.sqrt(2) * accountants.LONGEST
+    assert furthest / pld.grid_for(deviation, steps, furthest, DELTA) <= math.sqrt(2) * pld.LONGEST
     assert 0 <= accountants.epsilon(rounds, DELTA, "pld") < math.inf
 
 
@@ -105,7 +105,7 @@ def test_pure_steps_compose_as_coins_do(epsilon, times):
     def delta(at):
         return float((weights * np.clip(-np.expm1(at - losses), 0.0, None)).sum())
 
-    found = accountants.epsilon(((Round(((1.0, 1.0 / epsilon),), law="laplace"), times),), DELTA, "pld")
+    found = accountants.epsilon(((Round(((1.0, 1.0 / epsilon),), distribution="laplace"), times),), DELTA, "pld")
     assert delta(found) <= DELTA * (1 + 1e-6)
     assert delta(found * (1 - 1e-3)) > DELTA
 
@@ -171,7 +171,7 @@ KINDS = {
     "hidden": {"hidden": True},
     "visible": {},
     "replace": {"hidden": True, "replace": True},
-    "laplace": {"law": "laplace"},
+    "laplace": {"distribution": "laplace"},
     "together": {"hidden": True, "together": True, "counts": ((0.5, 0.0), (0.5, 3.0))},
     "subset": {"replace": True, "subset": (1000, 10)},
 }
@@ -291,13 +291,13 @@ class Counting:
 def counting():
     accountants.register_accountant(Counting())
     yield
-    del registry._MADE["counting"]
+    del accountants.ACCOUNTANTS["counting"]
     accountants.epsilon.cache_clear()
 
 
 def test_an_accountant_from_outside_is_asked_by_name(counting):
     assert accountants.epsilon(gaussian(6.0, 1, 1.0, 17), DELTA, "counting") == 17.0
-    assert {"pld", "rdp", "paper", "counting"} <= set(accountants.accountant_names())
+    assert {"pld", "rdp", "paper", "counting"} <= set(accountants.ACCOUNTANTS)
     with pytest.raises(ConfigError, match="registered already"):
         accountants.register_accountant(Counting())
 

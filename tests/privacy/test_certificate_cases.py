@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import fedveil
-from fedveil.accounting import company, ledger, transcript
+from fedveil.accounting import accounts, ledger, transcript
 from fedveil.config import from_dict
 from fedveil.core.errors import RunError
 from fedveil.core.setting import Setting
@@ -341,7 +341,7 @@ def test_company_is_decided_by_types_not_by_names() -> None:
     setting = replace(SETTING, aggregation="fedsgd")
     theirs = epsilon([Mine()], "client", "client", setting)
     assert theirs == epsilon([FedSDP(placement="client", noise=3.0)], "client", "client", setting)
-    assert not company.declared([Mine(), Silent("upload")], setting)[0].certifiable
+    assert not accounts.declared([Mine(), Silent("upload")], setting)[0].certifiable
 
 
 # --- curves
@@ -415,3 +415,15 @@ def test_a_dropped_message_makes_the_divisor_depend_on_data() -> None:
         broken = ledger.certified(transcript.with_dropped(made, 1), "release", "client", DELTA)
         assert (broken.epsilon is not None) == held
         assert held or "depends on data" in broken.reason
+
+
+def test_a_transcript_with_the_former_names_of_fields_is_read(tmp_path: Path) -> None:
+    """Fields of a release were renamed; the account of an older run stays readable."""
+    fedveil.train(CDP, out=tmp_path / "run")
+    file = tmp_path / "run" / transcript.FILE
+    now, text = transcript.read(file), file.read_text()
+    for new, old in (("distribution", "law"), ("client_noise_sums", "adds_up"), ("certifiable", "covered")):
+        assert f'"{new}"' in text
+        text = text.replace(f'"{new}"', f'"{old}"')
+    file.write_text(text)
+    assert transcript.read(file) == now

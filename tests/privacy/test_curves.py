@@ -47,7 +47,7 @@ def test_sampled_gaussians_are_above_the_central_limit(z, rate, times):
         *(gaussian(z, times, rate=rate, hidden=True) for z, rate, times in SAMPLED),
         gaussian(6.0, 100, replace=True, subset=(1000, 100)),
         gaussian(3.0, 50, counts=((0.9, 0.0), (0.1, 1.0))),
-        gaussian(6.0, 50, law="laplace"),
+        gaussian(6.0, 50, distribution="laplace"),
     ],
 )
 def test_mu_covers_every_delta_and_no_more(rounds):

@@ -85,7 +85,7 @@ def test_the_order_suits_gaussian_rounds(epsilon, delta):
 
 @pytest.mark.parametrize(
     "one",
-    [gaussian(0.2), Round(((1.0, 6.0),), 100, 0.01, True), Round(((1.0, 9.0),), law="laplace"), rare(1e-12)],
+    [gaussian(0.2), Round(((1.0, 6.0),), 100, 0.01, True), Round(((1.0, 9.0),), distribution="laplace"), rare(1e-12)],
 )
 def test_costs_add_up_to_no_less_than_the_tight_account(one):
     budget = RenyiFilter.for_budget(4.0, DELTA)

@@ -11,7 +11,7 @@ from dp_accounting.pld import privacy_loss_distribution as plds
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from scipy.stats import binom, norm
 
-from fedveil.accounting import accountants, ledger, published, transcript
+from fedveil.accounting import accountants, ledger, pld, published, rdp, transcript
 from fedveil.accounting.accountants import Round
 from fedveil.core.setting import Setting
 from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, CHAIN, UNITS
@@ -247,7 +247,7 @@ def test_the_other_rules_are_in_their_known_order():
 @pytest.mark.parametrize("swap", [False, True])
 def test_distributions_equal_the_librarys(z, rate, swap):
     grid = 2e-3
-    ours = accountants.swapped(z, rate, grid) if swap else accountants.gaussian_sum(z, ((1 - rate, 0), (rate, 1)), grid)
+    ours = pld.swapped(z, rate, grid) if swap else pld.gaussian_sum(z, ((1 - rate, 0), (rate, 1)), grid)
     relation = dp.NeighboringRelation.REPLACE_ONE if swap else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     theirs = plds.from_gaussian_mechanism(
         z, sampling_prob=rate, value_discretization_interval=grid, neighboring_relation=relation
@@ -260,7 +260,7 @@ def test_distributions_equal_the_librarys(z, rate, swap):
 
 def test_several_copies_in_one_sum_equal_the_librarys_mixture():
     inside = tuple((p, int(j)) for p, j in accountants.binomial(3, 0.1))
-    ours = accountants.gaussian_sum(4.0, inside, 5e-3)
+    ours = pld.gaussian_sum(4.0, inside, 5e-3)
     theirs = plds.from_mixture_gaussian_mechanism(
         standard_deviation=4.0,
         sensitivities=[j for _, j in inside],
@@ -274,7 +274,7 @@ def test_several_copies_in_one_sum_equal_the_librarys_mixture():
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_plain_mechanisms_equal_direct_calls(accountant):
     """All clients in every round, one step: nothing but a sampled Gaussian is left; Fed-SDP likewise."""
-    direct = dp.pld.PLDAccountant() if accountant == "pld" else dp.rdp.RdpAccountant(orders=accountants.ORDERS)
+    direct = dp.pld.PLDAccountant() if accountant == "pld" else dp.rdp.RdpAccountant(orders=rdp.ORDERS)
     direct.compose(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(6.0)), 50)
     everyone = setting(clients=100, local_steps=1, batch=50, rounds=50, copies=1)
     cases = [(BATCH, everyone, "client", "example"), (FedSDP(), setting(rounds=50), "release", "client")]

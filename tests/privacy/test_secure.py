@@ -27,7 +27,7 @@ def test_the_block_of_rfc_8439() -> None:
 
 def test_keys_are_fresh_and_derived_keys_apart() -> None:
     one, two = secure.fresh_key(), secure.fresh_key()
-    assert secure.is_secure(one) and not secure.is_secure(jax.random.key(0))
+    assert noise.is_secure(one) and not noise.is_secure(jax.random.key(0))
     data = [jax.random.key_data(k) for k in (one, two, jax.random.fold_in(one, 0), jax.random.fold_in(one, 1))]
     data += list(jax.random.key_data(jax.random.split(one, 2)))
     assert len({bytes(np.asarray(d)) for d in data}) == 6

@@ -1,17 +1,18 @@
-"""Measured cells are found by what decides their result: all of them, and no stale one."""
+"""Digests: every measured cell is found, and a cell whose settings changed is not."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from fedveil.attacks.catalog import ATTACKS
+from fedveil.attacks.reconstruction.cpl import CPL
+from fedveil.attacks.registry import ATTACKS
 from fedveil.config import resolve
 from fedveil.data.registry import DATASETS
-from fedveil.recipes import digest
+from fedveil.recipes import cache as digest
 from fedveil.recipes.cache import Cache
 from fedveil.recipes.catalog import recipes
 from fedveil.recipes.cell import FULL, QUICK, Cell, Job
@@ -106,7 +107,9 @@ def of(*settings, kind="train", **options):
 
 def test_a_default_that_is_written_out_is_no_other_cell():
     resolved = resolve(digest.load(None, ["defense.name=fed-cdp"]))
-    said = [f"defense.{key}={value}" for key, value in resolved.defense[0].items() if isinstance(value, float | int)]
+    said = [
+        f"defense.{key}={value}" for key, value in asdict(resolved.defense[0]).items() if isinstance(value, float | int)
+    ]
     assert of("defense.name=fed-cdp") == of("defense.name=fed-cdp", *said, f"train.lr={resolved.train.lr}")
     assert of("defense.name=fed-cdp", "defense.clip=4") == of("defense.name=fed-cdp", "defense.clip=4.0")
     assert of() != of("train.noise_seed=0") != of("train.noise_seed=1")
@@ -119,7 +122,8 @@ def test_a_default_that_changes_gives_another_digest_to_those_who_took_it(monkey
     digest._text.cache_clear()
     assert of() != took and of("train.lr=0.123") == named
     monkeypatch.undo()
-    monkeypatch.setitem(ATTACKS, "cpl", replace(ATTACKS["cpl"], defaults={"iterations": 123}))
+    shorter = dataclass(frozen=True)(type("CPL", (CPL,), {"__annotations__": {"iterations": int}, "iterations": 123}))
+    monkeypatch.setitem(ATTACKS, "cpl", shorter)
     digest._text.cache_clear()
     assert of(kind="attack") != attacked and of("attack.iterations=77", kind="attack") == short
     assert of() == took  # which attacks nothing

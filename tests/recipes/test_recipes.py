@@ -1,69 +1,163 @@
-"""Recipes: what is cached, what is shared, what a table shows; and every recipe's cells make configs that can be run."""
+"""Recipes: the declarations of all papers, the published values, running, caching, and what a table shows."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
+from importlib import resources
 
 import pytest
 import recipe_checks
+from recipe_checks import config_of
 
 from fedveil.config import for_attack, load, resolve
 from fedveil.core.errors import ConfigError
 from fedveil.recipes import cell, kinds, run
-from fedveil.recipes.cache import Cache
+from fedveil.recipes.cache import RECONSTRUCTIONS, Cache
 from fedveil.recipes.catalog import choose, recipes
 from fedveil.recipes.cell import FULL, QUICK, Cell, Job, Measure, Recipe
 from fedveil.recipes.page import section
-from fedveil.recipes.published import PAPERS, published
+from fedveil.recipes.published import PAPERS, published, value_of
 from fedveil.recipes.table import entries, reach
 
-WANTED = {
+KEYS = {
     "fed-cdp": [f"table-{n}" for n in range(1, 8)] + ["fig-1", "fig-3", "fig-4", "fig-5"],
     "cpl": [f"table-{n}" for n in range(1, 10)] + [f"fig-{n}" for n in range(2, 14)],
     "2dp-fl": [f"fig-{n}" for n in range(3, 8)],
-    "dpfl": ["fig-1", *(f"fig-{n}" for n in range(4, 12)), "table-2", "table-3", "table-4"],
+    "dpfl": ["table-2", "table-3", "table-4", "fig-1", *(f"fig-{n}" for n in range(4, 12))],
+    "beyond": ["fig-1", "table-1"],
 }
-NAMES = sorted(recipes())
+EACH = pytest.mark.parametrize("recipe", recipes().values(), ids=lambda recipe: recipe.name)
+
+# --- declarations
 
 
 def test_every_table_and_figure_is_a_recipe():
-    assert {f"{paper}/{key}" for paper, keys in WANTED.items() for key in keys} <= set(NAMES)
+    assert list(recipes()) == [f"{paper}/{key}" for paper, keys in KEYS.items() for key in keys]
+    for paper in PAPERS:
+        assert set(published(paper)) <= set(KEYS[paper])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_cell_makes_a_config_that_can_be_run(name):
-    recipe = recipes()[name]
-    for size in (QUICK, FULL):
-        for job in {job.digest: job for made in recipe.cells(size) for job in made.jobs()}.values():
-            assert job.kind in kinds.KINDS
-            config = load(None, list(job.settings))
-            resolve(for_attack(config) if job.kind == "attack" else config, trainable=False)
+@pytest.mark.parametrize("size", (QUICK, FULL), ids=lambda size: size.name)
+@EACH
+def test_cells_have_valid_configs_and_distinct_positions(recipe, size):
+    cells = recipe.cells(size)
+    assert max(Counter((made.row, made.column) for made in cells).values()) == 1
+    for made in cells:
+        assert made.kind in kinds.KINDS
+        config, attacked = config_of(made), made.kind in RECONSTRUCTIONS
+        resolve(for_attack(config) if attacked else config, trainable=config.data.name != "xray")
+        if attacked and config.data.name != "xray":
+            assert config.attack.images <= config.data.clients
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_published_figures_meet_cells_of_the_papers_size(name):
-    recipe = recipes()[name]
-    places = {(made.row, made.column) for made in recipe.cells(FULL)}
-    keys = {measure.key for measure in recipe.measures}
-    for figure in published(recipe.paper).get(recipe.key, {}).get("cells", []):
-        assert (figure["row"], figure["column"]) in places, figure
-        assert set(figure["values"]) <= keys, figure
+@EACH
+def test_quick_cells_and_published_values_are_cells_of_the_full_size(recipe):
+    """So every published value has a measured one beside it, also in the quick size."""
+    full = {(made.row, made.column) for made in recipe.cells(FULL)}
+    assert {(made.row, made.column) for made in recipe.cells(QUICK)} <= full
+    entry = published(recipe.paper).get(recipe.key, {"cells": []})
+    given = [(figure["row"], figure["column"]) for figure in entry["cells"]]
+    assert set(given) <= full and len(set(given)) == len(given)
+    assert {key for figure in entry["cells"] for key in figure["values"]} <= {m.key for m in recipe.measures}
+    for figure in entry["cells"]:
         for key, value in figure["values"].items():
-            if "rate" in key or key in ("accuracy", "ssim"):
-                assert 0 <= value <= 1, figure
+            assert 0 <= value <= 1 or not ("rate" in key or key in ("accuracy", "ssim")), figure
+
+
+@EACH
+def test_charts_have_numbers_on_their_axis(recipe):
+    if recipe.chart is None:
+        return
+    assert recipe.chart.measure in {measure.key for measure in recipe.measures}
+    cells = recipe.cells(FULL)
+    # A figure of two parts draws its first part.
+    columns = [float(made.column) for made in cells if made.kind == cells[0].kind]
+    assert not recipe.chart.x_log or min(columns) > 0
+
+
+@pytest.mark.parametrize(("paper", "most"), [("cpl", 90), ("2dp-fl", 25), ("dpfl", 45)])
+def test_the_quick_size_is_small(paper, most):
+    work = run.jobs_of(choose(paper), QUICK)
+    assert len(work) <= most
+    for _, job in work.values():
+        config = load(None, list(job.settings))
+        assert config.data.clients <= 100 and (config.train.rounds or 1) <= 10
+        if job.kind in RECONSTRUCTIONS:
+            assert config.attack.images * config.attack.seeds <= 8
+            own = config.attack.own()
+            limit = {"cpl": 2000 if own.get("optimizer") == "adam" else 500, "dpfl": 400}[paper]
+            assert own.get("iterations", 300) <= limit
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'fed-cdp/table-2'"):
+        choose("fed-cdp/table2")
+    assert len(choose("cpl")) == 21 and choose("all") == list(recipes().values())
+
+
+# --- published values
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_nothing_published_is_without_a_recipe(paper):
-    assert set(published(paper)) <= {name.split("/")[1] for name in NAMES if name.startswith(f"{paper}/")}
+def test_a_data_file_has_unique_keys(paper):
+    """A key that is typed twice would hide the first one."""
+
+    def unique(pairs):
+        keys = [key for key, _ in pairs]
+        assert len(keys) == len(set(keys)), keys
+        return dict(pairs)
+
+    text = (resources.files("fedveil.recipes.published") / f"{paper}.json").read_text(encoding="utf-8")
+    for entry in json.loads(text, object_pairs_hook=unique).values():
+        assert entry["source"] and all(entry["claims"])
+        assert entry["claims"] or paper == "fed-cdp"
 
 
-def test_names_that_there_are_not_are_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match="did you mean 'fed-cdp/table-2'"):
-        choose("fed-cdp/table2")
-    assert len(choose("cpl")) == 21 and len(choose("all")) == len(NAMES)
+@pytest.mark.parametrize(
+    ("position", "measure", "number"),
+    [
+        (("cpl/table-1", "cifar100, random", "100"), "believed_rate", 0.23),
+        (("cpl/table-2", "inverting", "lfw"), "iterations", 4527),
+        (("cpl/table-3", "dlg", "cancer"), "label_success_rate", 0.56),
+        (("cpl/table-4", "lfw", "optimal-any"), "iterations", 13.3),
+        (("cpl/table-5", "random", "cifar10"), "iterations_max", 272),
+        (("cpl/table-6", "batch size", "16"), "ssim", 0.401),
+        (("cpl/table-6", "local iterations", "9"), "mse", 5.5e-3),
+        (("cpl/table-7", "mnist accuracy", "0.9"), "accuracy", 0.9556),
+        (("cpl/table-7", "cifar10 attack", "0.4"), "ssim", 0.87),
+        (("cpl/table-8", "lfw attack", "laplace 0.001"), "ssim", 0.803),
+        (("cpl/table-8", "cifar100 accuracy", "gaussian 0.01"), "accuracy", 0.612),
+        (("cpl/table-9", "mnist", "6"), "believed_rate", 0.06),
+        (("cpl/table-9", "cifar10", "10"), "mse", 5.0e-3),
+        (("2dp-fl/fig-6", "2dp-fl", "ε = 20"), "accuracy", 0.85),
+        (("2dp-fl/fig-6", "nbafl, 31 rounds", "ε = 20"), "accuracy", 0.74),
+        (("dpfl/table-2", "ε = 0.5", "clip 1"), "pogz", 0.117),
+        (("dpfl/table-2", "ε = 1", "clip 1"), "even", 0.161),
+        (("dpfl/table-2", "ε = 5", "clip 1"), "promotion", 1.235),
+        (("dpfl/table-2", "ε = 10", "clip 1"), "baseline_accuracy", 0.983),
+        (("dpfl/table-3", "baseline", "fashion-mnist"), "accuracy", 0.849),
+        (("dpfl/table-3", "dpfl, ε = 0.5", "mnist"), "accuracy", 0.888),
+        (("dpfl/table-3", "dpfl, ε = 1", "cifar10"), "accuracy", 0.1),
+        (("dpfl/table-3", "dpfl, server step as printed, ε = 5", "cifar10"), "accuracy", 0.452),
+        (("dpfl/table-3", "dpfl, ε = 10", "mnist"), "accuracy", 0.953),
+        (("dpfl/table-4", "lip", "cifar10 model"), "milliseconds", 2070.39),
+        (("dpfl/table-4", "dpfl", "mnist model"), "milliseconds", 4.08),
+    ],
+)
+def test_numbers_as_the_paper_prints_them(position, measure, number):
+    """A few of each table, typed a second time."""
+    assert value_of(*position, measure) == number
+
+
+def test_tables_have_all_their_cells():
+    """dpfl's Table III is compared with two readings of the server step."""
+    counted = {paper: {k: len(e["cells"]) for k, e in published(paper).items() if e["cells"]} for paper in PAPERS}
+    first = {"table-1": 36, "table-2": 12, "table-3": 6, "table-4": 27, "table-5": 8, "table-6": 10}
+    assert counted["cpl"] == {**first, "table-7": 80, "table-8": 28, "table-9": 40}
+    assert counted["dpfl"] == {"table-2": 4, "table-3": 30, "table-4": 4}
 
 
 # --- running
@@ -71,7 +165,7 @@ def test_names_that_there_are_not_are_refused_with_the_nearest():
 
 @pytest.fixture
 def counted(monkeypatch):
-    """A kind of cell that counts how often it is measured, and fails where it is told to."""
+    """A kind of cell that counts how often it is measured, and fails on request."""
     made = []
 
     def measure(job):
@@ -81,7 +175,7 @@ def counted(monkeypatch):
         return {"value": float(job.options["value"]), "ledger": {"release": 0.5}}
 
     monkeypatch.setitem(kinds.KINDS, "counted", measure)
-    monkeypatch.setitem(cell.KIND_VERSIONS, "counted", 1)
+    monkeypatch.setattr(run.gc, "collect", lambda: 0)  # takes longer than these tests
     return made
 
 
@@ -156,27 +250,21 @@ def test_a_result_is_stored_with_all_that_made_it(counted, tmp_path):
     assert "train.seed=0" in row["settings"] and row["versions"]["jax"]
 
 
-def accounts(count):
-    """Cells that cost little: accounts of some noises."""
-    settings = ("data.name=digits", "defense.name=fed-cdp", "train.rounds=2", "train.local_steps=1")
-    made = [Cell("ε", f"{z}", "ledger", (*settings, f"defense.noise={z}.0")) for z in range(4, 4 + count)]
-    return Recipe("fed-cdp/table-6", "t", lambda size: made, (Measure("rounds", "rounds"),), "q")
+def sizes(*clients):
+    """Cells that cost little: sizes of federations."""
+    made = [Cell("size", f"{c}", "dataset", ("data.name=digits", f"data.clients={c}")) for c in clients]
+    return Recipe("fed-cdp/table-1", "t", lambda size: made, (Measure("per_client", "per client"),), "q")
 
 
-def test_several_processes_find_what_one_finds(tmp_path):
+def test_several_processes_find_what_one_finds_and_one_that_dies_fails_its_own_cell_only(tmp_path, monkeypatch):
     alone, together = Cache(tmp_path / "a"), Cache(tmp_path / "b")
-    assert run.run([accounts(3)], QUICK, alone).done == 3
+    assert run.run([sizes(4, 6)], QUICK, alone).done == 2
+    monkeypatch.setattr(run, "measured", recipe_checks.dies_at_five)
     told = []
-    done = run.run([accounts(3)], QUICK, together, workers=2, tell=lambda p: told.append(p.done))
-    assert done.done == 3 and not done.failed and told[-1] == 3
+    done = run.run([sizes(4, 5, 6)], QUICK, together, workers=2, tell=lambda p: told.append(p.done))
+    assert done.done == 3 and told[-1] == 3
+    assert len(done.failed) == 1 and "its worker process died" in next(iter(done.failed.values()))
     assert {d: r["result"] for d, r in together.rows.items()} == {d: r["result"] for d, r in alone.rows.items()}
     assert {r["workers"] for r in together.rows.values()} == {2} and {r["workers"] for r in alone.rows.values()} == {1}
-    again = run.run([accounts(3)], QUICK, together, workers=2)
-    assert again.cached == 3 and again.spent == 0
-
-
-def test_a_process_that_dies_fails_its_cell_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "measured", recipe_checks.dies_at_five)
-    done = run.run([accounts(3)], QUICK, Cache(tmp_path), workers=2)
-    assert done.done == 3 and len(done.failed) == 1
-    assert "the process that measured it ended" in next(iter(done.failed.values()))
+    again = run.run([sizes(4, 6)], QUICK, together, workers=2)
+    assert again.cached == 2 and again.spent == 0

@@ -1,92 +1,89 @@
-"""The attacker of Melis et al. (2019): what the examples behind an update have in common, and which records are among them.
+"""The attack of Melis et al. (2019): properties of the examples behind an update, and which records are among them.
 
-It has examples of its own with and without the property it looks for. In every round it makes updates from them, on the
-very model that was seen, and trains a classifier to tell the ones from the others; the classifier then scores what was
-seen. It is a logistic regression on the whole update, regularised: an update has many more values than there are auxiliary
-updates, so that a linear rule in the space that these span is all that can be fitted. Each round has a rule of its own,
-for the model moves on and updates with it.
+The attacker has examples with and without the property. In every round it makes updates from them, on the model that was
+seen, and trains a classifier to tell the two kinds apart; the classifier then scores the update that was seen. It is a
+regularised logistic regression on the whole update. An update has many more values than there are auxiliary updates, so a
+linear rule in the space that these span is all that can be fitted. Each round has its own classifier, because the model
+moves on and updates with it.
 
-Of a record it is asked about, it compares the gradient with the update: examples that were trained on point along it.
+A record is scored by the cosine of its gradient with the update: examples that were trained on point along it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from fedveil.attacks.base import ONCE, Execution
 from fedveil.attacks.inference import replay
+from fedveil.attacks.inference.base import PropertyAttack, PropertyScores
 from fedveil.attacks.inference.property import Property
-from fedveil.attacks.inference.replay import Rules
-from fedveil.attacks.observe import AuxiliaryData
-from fedveil.models.layers import Params
+from fedveil.attacks.inference.replay import LocalRules
+from fedveil.attacks.observation import AuxiliaryData, ObservedUpdate, UpdateObservation
+from fedveil.simulation.sampling import Batches
 
-AUXILIARY = 64  # updates with the trait, and as many without, that a classifier learns from
+AUXILIARY = 64  # updates with the property, and as many without, that a classifier learns from
 PENALTY = 10.0  # the inverse weight of the squared coefficients (C), for updates of mean square length one
 
 
 @dataclass(frozen=True)
-class Seen:
-    """An update that was seen."""
+class Melis(PropertyAttack):
+    """Property by a classifier of updates, membership by the cosine with a record's gradient."""
 
-    round: int
-    model: Params  # that it was made from, as far as the attacker has it
-    update: np.ndarray  # [values]
-    clients: int = 1  # whose updates it is the mean of, as far as the attacker knows
+    name: ClassVar[str] = "melis"
+    summary: ClassVar[str] = "whether a batch has a property, from updates (Melis et al. 2019)"
 
-
-@dataclass(frozen=True)
-class View:
-    """All that the attacker has: updates, the rules of the training, and examples of its own."""
-
-    seen: tuple[Seen, ...]
-    rules: Rules
-    own: AuxiliaryData
+    def run(self, observation: UpdateObservation, execution: Execution = ONCE) -> PropertyScores:
+        updates = property_scores(observation, execution.seeds[0])
+        return PropertyScores(updates, record_scores(observation))
 
 
-def property_scores(view: View, trait: Property, seed: int = 0) -> np.ndarray:
-    """[updates]: the larger, the likelier that the examples behind an update have the trait."""
-    rng = np.random.default_rng([seed, 0x7072])
-    have = trait.of_records(view.own.x, view.own.y)
+def property_scores(observation: UpdateObservation, seed: int = 0) -> np.ndarray:
+    """[asked]: the larger, the likelier that the examples behind an update have the property."""
+    maker = UpdateMaker(observation, np.random.default_rng([seed, 0x7072]))
     found = []
-    for seen in view.seen:
-        having = auxiliary(view, seen, trait, have, True, rng)
-        lacking = auxiliary(view, seen, trait, have, False, rng)
+    for index in observation.asked:
+        seen = observation.updates[index]
+        having, lacking = maker.like(seen, True), maker.like(seen, False)
         found.append(classify(having, lacking, seen.update))
     return np.array(found)
 
 
-def auxiliary(
-    view: View, seen: Seen, trait: Property, have: np.ndarray, wanted: bool, rng: np.random.Generator
-) -> np.ndarray:
-    """Updates [AUXILIARY, values] with the trait or without it, like the one that was seen.
+class UpdateMaker:
+    """Makes updates with and without the property from the attacker's examples."""
 
-    Of one client: from batches that have the trait or have it not. A mean over several: one client of them has a class and
-    the others have not; of a column all have it, or none.
-    """
-    ours = single_updates(view, seen, trait, have, wanted, rng)
-    if seen.clients == 1:
-        return ours
-    alone = wanted and trait.column is None  # one of them has it
-    rest = single_updates(view, seen, trait, have, False, rng) if alone else ours
-    picks = rng.multinomial(seen.clients - 1, np.full(AUXILIARY, 1 / AUXILIARY), AUXILIARY)  # [mean, of whom]
-    return (ours + picks.astype(ours.dtype) @ rest) / seen.clients
+    def __init__(self, observation: UpdateObservation, rng: np.random.Generator):
+        self.rules, self.auxiliary, self.rng = observation.rules, observation.auxiliary, rng
+        self.property: Property = observation.property
+        self.have = self.property.of_records(self.auxiliary.x, self.auxiliary.y)
 
+    def like(self, seen: ObservedUpdate, wanted: bool) -> np.ndarray:
+        """Updates [AUXILIARY, values] with the property or without it, like the one that was seen.
 
-def single_updates(
-    view: View, seen: Seen, trait: Property, have: np.ndarray, wanted: bool, rng: np.random.Generator
-) -> np.ndarray:
-    """Updates [AUXILIARY, values] of single clients whose examples have the trait, or have it not."""
-    steps, batch = view.rules.task.setting.local_steps, view.rules.law.batch
-    drawn = [trait.drawn(rng, have, steps * batch, wanted) for _ in range(AUXILIARY)]
-    index = np.stack(drawn).reshape(AUXILIARY, steps, batch).astype(np.int32)
-    batches = (index, np.ones(index.shape, bool), np.full(AUXILIARY, steps, np.int32))
-    return replay.updates(view.rules, seen.model, view.own, batches, seen.round)
+        A single client's update comes from batches that have the property or lack it. In a mean over several clients,
+        one client has a class and the others lack it; of a column all have it, or none.
+        """
+        ours = self.single(seen, wanted)
+        if seen.clients == 1:
+            return ours
+        alone = wanted and self.property.column is None  # one of the clients has it
+        rest = self.single(seen, False) if alone else ours
+        picks = self.rng.multinomial(seen.clients - 1, np.full(AUXILIARY, 1 / AUXILIARY), AUXILIARY)  # [mean, client]
+        return (ours + picks.astype(ours.dtype) @ rest) / seen.clients
+
+    def single(self, seen: ObservedUpdate, wanted: bool) -> np.ndarray:
+        """Updates [AUXILIARY, values] of single clients whose examples have the property, or lack it."""
+        steps, batch = self.rules.task.setting.local_steps, self.rules.batches.batch
+        drawn = [self.property.drawn(self.rng, self.have, steps * batch, wanted) for _ in range(AUXILIARY)]
+        index = np.stack(drawn).reshape(AUXILIARY, steps, batch).astype(np.int32)
+        batches = Batches(index, np.ones(index.shape, bool), np.full(AUXILIARY, steps, np.int32))
+        return replay.updates(self.rules, seen.model, self.auxiliary, batches, seen.round)
 
 
 def classify(having: np.ndarray, lacking: np.ndarray, update: np.ndarray) -> float:
-    """How far `update` [values] is on the side of the updates `having` [n, values] the trait, by logistic regression."""
+    """How far `update` [values] is on the side of the updates `having` [n, values] the property, by logistic regression."""
     from sklearn.linear_model import LogisticRegression
 
     known = np.concatenate([having, lacking]).astype(np.float64)
@@ -103,7 +100,7 @@ def classify(having: np.ndarray, lacking: np.ndarray, update: np.ndarray) -> flo
 def in_span(known: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Coordinates of `known` [n, values] and `asked` [m, values] in the space that the former span.
 
-    A penalised linear rule has its coefficients there, so that fitting it there is the same, and quicker.
+    A penalised linear classifier has its coefficients in that space, so fitting it there is the same, and quicker.
     """
     squares, axes = np.linalg.eigh(known @ known.T)
     kept = squares > 1e-10 * squares.max()
@@ -111,25 +108,24 @@ def in_span(known: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return axes * sizes, asked @ known.T @ axes / sizes
 
 
-def record_scores(view: View, records: AuxiliaryData, place: Sequence[int] | np.ndarray) -> np.ndarray:
-    """[records]: the cosine of a record's own step with the update `view.seen[place]` that it may be behind."""
-    place = np.asarray(place)
-    found = np.zeros(len(place))
-    for at in np.unique(place):
-        mine, seen = place == at, view.seen[at]
-        steps = record_steps(view.rules, seen, AuxiliaryData(records.x[mine], records.y[mine]))
+def record_scores(observation: UpdateObservation) -> np.ndarray:
+    """[records]: the cosine of a record's own step with the update that it may be behind."""
+    records, which = observation.records, observation.record_update
+    found = np.zeros(len(which))
+    for index in np.unique(which):
+        mine, seen = which == index, observation.updates[index]
+        steps = record_steps(observation.rules, seen, AuxiliaryData(records.x[mine], records.y[mine]))
         lengths = np.linalg.norm(steps, axis=1) * np.linalg.norm(seen.update)
         found[mine] = (steps @ seen.update) / np.where(lengths > 0, lengths, 1.0)
     return found
 
 
-def record_steps(rules: Rules, seen: Seen, records: AuxiliaryData) -> np.ndarray:
+def record_steps(rules: LocalRules, seen: ObservedUpdate, records: AuxiliaryData) -> np.ndarray:
     """[records, values]: the step that each record alone would make on the model that was seen."""
     count = len(records.y)
-    padded = 1 << max(0, count - 1).bit_length()  # few sizes to compile for
+    padded = 1 << max(0, count - 1).bit_length()  # few sizes, so that few programs are compiled
     rows = np.arange(padded) % count
     index = np.arange(padded, dtype=np.int32)[:, None, None]
-    batches = (index, np.ones(index.shape, bool), np.ones(padded, np.int32))
-    return replay.updates(rules, seen.model, AuxiliaryData(records.x[rows], records.y[rows]), batches, seen.round)[
-        :count
-    ]
+    batches = Batches(index, np.ones(index.shape, bool), np.ones(padded, np.int32))
+    padded_records = AuxiliaryData(records.x[rows], records.y[rows])
+    return replay.updates(rules, seen.model, padded_records, batches, seen.round)[:count]

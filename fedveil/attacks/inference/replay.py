@@ -1,50 +1,44 @@
-"""What a client would send, made again by the attacker: local training on records it has, from a model it has seen.
+"""Local training made again by the attacker, on records that it has, from a model that it has seen.
 
 The rules of the training are known to everyone, and the defence is among them: what it clips or drops, the attacker clips
-and drops too. The client's own draws (its batches, its noise) are not known, so the attacker takes batches of its own and
-no noise. What comes out is what the client's update would be on average, more or less.
+and drops too. The client's draws (its batches, its noise) are not known, so the attacker draws its own batches and adds no
+noise. The result is roughly the client's update on average.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fedveil.attacks.observe import AuxiliaryData
+from fedveil.attacks.observation import AuxiliaryData
+from fedveil.core.system import Lazy
 from fedveil.models.layers import Array, Params
-from fedveil.simulation import client as client_part
-from fedveil.simulation.client import Task
-from fedveil.simulation.inputs import ClientInputs, RoundContext, RoundInputs
 from fedveil.simulation.sampling import Batches, BatchSampling
 
 if TYPE_CHECKING:
-    from fedveil.federation import Federation
+    import jax
+    import jax.numpy as jnp
+
+    from fedveil.simulation.client import Task
+    from fedveil.simulation.inputs import RoundInputs
+else:
+    jax, jnp = Lazy("jax"), Lazy("jax.numpy")
 
 AT_ONCE = 10  # clients computed together
 
 
 @dataclass(frozen=True)
-class Rules:
-    """The published rules of local training: what one client does in a round, whoever it is."""
+class LocalRules:
+    """The published rules of local training: what any client does in a round."""
 
-    task: Task  # its defences silenced; inputs as the model sees them
-    law: BatchSampling
+    task: Task  # with silenced defences; inputs as the model sees them
+    batches: BatchSampling
     lrs: tuple[float, ...]  # learning rate of each round
-
-
-def rules_of(federation: Federation) -> Rules:
-    """What everyone knows of how a client trains."""
-    simulator = federation.simulator
-    quiet = tuple(quiet for d in simulator.task.defenses if (quiet := d.silenced()) is not None)
-    task = replace(simulator.task, defenses=quiet, scale=1.0)
-    return Rules(task, simulator.sampling, tuple(simulator.schedule.at(n) for n in range(federation.rounds)))
 
 
 def flat(tree: Params) -> np.ndarray:
@@ -52,46 +46,51 @@ def flat(tree: Params) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def local_batches(
-    rng: np.random.Generator, sizes: Sequence[int], law: BatchSampling
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Batches of the attacker's own drawing for clients of these sizes: index and mask [clients, steps, batch], steps
-    [clients]. Epochs of fresh permutations, cut into batches; index counts within the client."""
-    steps = np.array([law.steps_for(size) for size in sizes], np.int32)
-    index = np.zeros((len(sizes), int(steps.max()), law.batch), np.int32)
+def local_batches(rng: np.random.Generator, sizes: Sequence[int], sampling: BatchSampling) -> Batches:
+    """Batches that the attacker draws for clients of these sizes: fresh permutations, cut into batches.
+
+    The index counts within each client.
+    """
+    steps = np.array([sampling.steps_for(size) for size in sizes], np.int32)
+    index = np.zeros((len(sizes), int(steps.max()), sampling.batch), np.int32)
     mask = np.zeros(index.shape, bool)
     for row, size in enumerate(sizes):
-        width, count = min(law.batch, size), int(steps[row])
+        width, count = min(sampling.batch, size), int(steps[row])
         epochs = math.ceil(count * width / size)
         drawn = np.concatenate([rng.permutation(size) for _ in range(epochs)])[: count * width]
         index[row, :count, :width], mask[row, :count, :width] = drawn.reshape(count, width), True
-    return index, mask, steps
+    return Batches(index, mask, steps)
 
 
-def updates(
-    rules: Rules,
-    params: Params,
-    records: AuxiliaryData,
-    batches: tuple[np.ndarray, np.ndarray, np.ndarray],
-    number: int,
-) -> np.ndarray:
+def updates(rules: LocalRules, params: Params, records: AuxiliaryData, batches: Batches, number: int) -> np.ndarray:
     """Updates [clients, values] of clients that train by these batches (rows of `records`) in round `number`."""
+    from fedveil.simulation.inputs import RoundInputs
+
     with jax.enable_x64(rules.task.dtype == "float64"):
         dtype = rules.task.dtype
         held = jax.tree.map(lambda a: jnp.asarray(a, dtype), params)
         x, y = jnp.asarray(records.x, dtype), jnp.asarray(records.y)
         lr = jnp.asarray(rules.lrs[number], dtype)
-        key = jax.random.key(0)  # of the network's own dropout, which the attacker draws for itself
+        key = jax.random.key(0)  # for the network's dropout, which the attacker draws itself
         inputs = RoundInputs(held, x, y, key, np.int32(number), lr)
-        return np.asarray(_updates(rules.task, inputs, Batches(*batches)))
+        return np.asarray(_compiled()(rules.task, inputs, batches))
 
 
-@partial(jax.jit, static_argnums=0)
+@cache
+def _compiled() -> Any:
+    """The jitted `_updates`; made on first use, because JAX is imported on first use."""
+    return jax.jit(_updates, static_argnums=0)
+
+
 def _updates(task: Task, inputs: RoundInputs, batches: Batches) -> Array:
+    """The updates of clients with these batches, [clients, values]."""
+    from fedveil.simulation import client
+    from fedveil.simulation.inputs import ClientInputs, RoundContext
+
     def one(own: Batches) -> Array:
         context = RoundContext(inputs.key, inputs.key, inputs.number, inputs.lr)
-        received = client_part.begin(task, inputs.params, context)
-        made = client_part.local_round(task, inputs, received, ClientInputs(0, 0, own), context)
+        received = client.begin(task, inputs.params, context)
+        made = client.local_round(task, inputs, received, ClientInputs(0, 0, own), context)
         return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(made.message)])
 
     return jax.lax.map(one, batches, batch_size=min(AT_ONCE, batches.index.shape[0]))

@@ -149,7 +149,7 @@ def excess(
 
 
 def _ranked(scores: np.ndarray, member: np.ndarray, group: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """[n]: each score as its rank in its group, from −1/2 to 1/2; and the coins in the same order."""
+    """The rank of each score in its group, scaled to (−1/2, 1/2), and the membership flags in the same order; [n] each."""
     parts = _parts(scores, member, group)
     ranks = [(stats.rankdata(s) - (len(s) + 1) / 2) / len(s) for s, _ in parts]
     return np.concatenate(ranks), np.concatenate([m for _, m in parts])

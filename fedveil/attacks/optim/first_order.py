@@ -1,4 +1,4 @@
-"""First-order optimisers for lanes: one step is one iteration."""
+"""First-order optimisers for the slots: one step is one iteration."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedveil.attacks.optim.slots import Seen, Slots
+from fedveil.attacks.optim.slots import Evaluation, Slots
 from fedveil.models.layers import Array
 from fedveil.simulation.client import OPTIMIZERS
 
 Tree = Any
-DECAY_AT = (3 / 8, 5 / 8, 7 / 8)  # shares of the iterations after which `decay` takes a tenth of the step length
+DECAY_AT = (3 / 8, 5 / 8, 7 / 8)  # shares of the iterations after which `decay` divides the step length by ten
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class FirstOrder:
     signed: bool = False
     decay: bool = False
     box: tuple[float, float] | None = None
-    content: int = 0  # how many of the numbers are inputs, which alone stay in the box
+    content: int = 0  # the number of values that are inputs; only these stay in the box
 
     def empty(self, attacks: int, size: int, dtype: Any) -> Tree:
         return jax.vmap(OPTIMIZERS[self.name]().init)(jnp.zeros((attacks, size), dtype))
@@ -38,16 +38,16 @@ class FirstOrder:
         dtype = next(a.dtype for a in jax.tree.leaves(memory) if a.ndim == 2)
         return _choose(which, self.empty(attacks, size, dtype), memory)
 
-    def rests(self, seen: Seen) -> Array:
+    def rests(self, seen: Evaluation) -> Array:
         return jnp.abs(seen.slope).max(axis=1) == 0
 
-    def ended(self, slots: Slots, seen: Seen) -> Array:
+    def ended(self, slots: Slots, seen: Evaluation) -> Array:
         return jnp.zeros(seen.value.shape, bool)  # every step closes its iteration
 
-    def diverged(self, slots: Slots, seen: Seen) -> Array:
-        return jnp.zeros(seen.value.shape, bool)  # steps of a set length may well climb for a while
+    def diverged(self, slots: Slots, seen: Evaluation) -> Array:
+        return jnp.zeros(seen.value.shape, bool)  # steps of a fixed length may climb for a while
 
-    def move(self, slots: Slots, seen: Seen, moving: Array) -> tuple[Array, Tree, Array, Array]:
+    def move(self, slots: Slots, seen: Evaluation, moving: Array) -> tuple[Array, Tree, Array, Array]:
         slope = jnp.sign(seen.slope) if self.signed else seen.slope
         step, memory = jax.vmap(OPTIMIZERS[self.name]().update)(slope, slots.memory)
         z = slots.z - (self._length(slots) * step.T).T.astype(slots.z.dtype)

@@ -1,18 +1,18 @@
 """L-BFGS without line search, for many attacks at once.
 
-It makes the steps that torch's optimiser makes by default and that the attacks of the papers were run with: step length 1
-but for the very first step, which is scaled by min(1, 1/‖g‖₁); the last 100 pairs (s, y) with yᵀs > 1e-10; first guess
+It makes the same steps as torch's optimiser with its defaults, which the papers' attacks were run with: step length 1
+except for the first step, which is scaled by min(1, 1/‖g‖₁); the last 100 pairs (s, y) with yᵀs > 1e-10; first guess
 yᵀs/yᵀy · I; tolerances 1e-7 on the largest gradient entry and 1e-9 on the change. One *attack iteration* is up to 20 steps;
-a tolerance ends the iteration, not the attack, and pairs are kept from one to the next.
+a tolerance ends the iteration, not the attack, and pairs are kept from one iteration to the next.
 
 The two loops over the pairs are written in their compact form (Byrd, Nocedal, Schnabel 1994, eq. 3.1): with S, Y the pairs,
 R the upper triangle of SᵀY, D its diagonal and γ the first guess,
 
     H g = γ g + S b − γ Y a,   a = R⁻¹ Sᵀg,   b = R⁻ᵀ ((D + γ YᵀY) a − γ Yᵀg),
 
-two passes over the pairs instead of two hundred small steps. R⁻¹ is kept, not solved for: a new pair adds one column to
-it, and leaving out the oldest pair leaves out one row and one column. Pairs lie in a ring of slots, each attack at its own
-place.
+two passes over the pairs instead of two hundred small steps. R⁻¹ is stored, not solved for: a new pair adds one column to
+it, and dropping the oldest pair drops one row and one column. Pairs are stored in a ring buffer; every attack has its own
+position in it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedveil.attacks.optim.slots import Seen, Slots
+from fedveil.attacks.optim.slots import Evaluation, Slots
 from fedveil.models.layers import Array
 
 PAIRS = 100
@@ -38,9 +38,9 @@ RESCUED_REACH = 0.1  # the most that any input may change in one step after a re
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Pairs:
-    """What the optimiser remembers of each attack. Slots that are not `valid` may hold anything finite.
+    """The stored pairs of each attack. Slots that are not `valid` may hold any finite values.
 
-    There is one slot more than pairs are kept: pairs that are not taken go there, and it is never valid.
+    There is one slot more than pairs are kept: rejected pairs are written there, and it is never valid.
     """
 
     s: Array  # [attacks, slots, n] steps
@@ -66,7 +66,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class LBFGS:
-    """The optimiser of `lanes.Optimizer`."""
+    """The optimiser, as `slots.Optimizer` describes it."""
 
     lr: float = 1.0
     slots: int = PAIRS
@@ -78,25 +78,25 @@ class LBFGS:
     def forget(self, memory: Memory, which: Array) -> Memory:
         return replace(memory, pairs=forget(memory.pairs, which))
 
-    def rests(self, seen: Seen) -> Array:
+    def rests(self, seen: Evaluation) -> Array:
         return jnp.abs(seen.slope).max(axis=1) <= TOLERANCE_GRADIENT
 
-    def ended(self, slots: Slots, seen: Seen) -> Array:
+    def ended(self, slots: Slots, seen: Evaluation) -> Array:
         memory: Memory = slots.memory
         short = jnp.abs(memory.step).max(axis=1) <= TOLERANCE_CHANGE
         level = jnp.abs(seen.value - memory.value) < TOLERANCE_CHANGE
         return self.rests(seen) | short | level
 
-    def diverged(self, slots: Slots, seen: Seen) -> Array:
+    def diverged(self, slots: Slots, seen: Evaluation) -> Array:
         return seen.value > slots.began
 
-    def move(self, slots: Slots, seen: Seen, moving: Array) -> tuple[Array, Memory, Array, Array]:
+    def move(self, slots: Slots, seen: Evaluation, moving: Array) -> tuple[Array, Memory, Array, Array]:
         memory: Memory = slots.memory
         fresh = moving & (slots.made > 0)
         way, pairs = direction(memory.pairs, seen.slope, memory.step, seen.slope - memory.slope, fresh)
         first = jnp.minimum(1.0, 1.0 / jnp.abs(seen.slope).sum(axis=1))
         length = self.lr * jnp.where(slots.made == 0, first, 1.0)
-        # An attack that went astray went by a step of many times the range of the inputs; after a rescue none may.
+        # Attacks diverge by steps of many times the range of the inputs, so steps are bounded after a rescue.
         reach = RESCUED_REACH * 0.5 ** (slots.rescues - 1) / jnp.abs(way).max(axis=1)
         length = jnp.where(slots.rescues > 0, jnp.minimum(length, reach), length).astype(way.dtype)
         stuck = _dot(seen.slope, way) > -TOLERANCE_CHANGE
@@ -127,7 +127,7 @@ def empty(attacks: int, n: int, dtype: Any, slots: int = PAIRS) -> Pairs:
 
 
 def forget(pairs: Pairs, which: Array) -> Pairs:
-    """No pairs for the attacks in `which` [attacks]; what lies in the slots stays there, unread."""
+    """No pairs for the attacks in `which` [attacks]; the old values stay in the slots, unread."""
     valid = jnp.where(which[:, None], 0.0, pairs.valid)
     return replace(pairs, valid=valid, guess=jnp.where(which, 1.0, pairs.guess))
 
@@ -139,7 +139,7 @@ def direction(pairs: Pairs, g: Array, s: Array, y: Array, fresh: Array) -> tuple
     taken = fresh & (curvature > LEAST_CURVATURE) & jnp.isfinite(square)
     at = jnp.where(taken, pairs.slot, slots)
     new_s, new_y = _put(pairs.s, at, s, taken), _put(pairs.y, at, y, taken)
-    # The pairs are read after they are written and only then: read before, they would be copied in every step.
+    # The pairs are read only after they are written: reading them before would copy them in every step.
     on_s, on_y = _products(new_s, y, g), _products(new_y, y, g)
 
     here = jax.nn.one_hot(at, slots + 1, dtype=bool) & taken[:, None]
@@ -190,7 +190,7 @@ def _apply(matrix: Array, vector: Array) -> Array:
 
 
 def _cross(matrix: Array, here: Array, row: Array, column: Array) -> Array:
-    """`matrix` with one row and one column replaced in every attack, the column last."""
+    """`matrix` with one row and then one column replaced in every attack."""
     matrix = jnp.where(here[:, :, None], row[:, None, :], matrix)
     return jnp.where(here[:, None, :], column[:, :, None], matrix)
 

@@ -1,12 +1,12 @@
-"""Attacks side by side: what is known of each one's progress, and the rules by which it ends.
+"""Attacks side by side in slots: the progress of each, and the rules by which it ends.
 
-Every attack has a lane and goes its own way in it: its own iteration count, its own end, its own rescue. One call of
-`play` makes one evaluation in each lane that still runs; lanes that have ended are carried along untouched.
+Every attack has a slot with its own iteration count, ending and rescues. One call of `advance` makes one evaluation in each
+slot that still runs; slots whose attack has ended do not change.
 
-An attack diverges when its objective is not finite, when its optimiser finds that it strays (L-BFGS: an iteration opens
-above where the attack began), or when it comes to rest clearly above its best point. It then goes back to the best point
-with an empty memory and bounded steps, at most `RESCUES` times. Without a finite value to go back to, or with no rescue
-left, what is not finite ends as `failed`.
+An attack diverges when its objective is not finite, when its optimiser says so (L-BFGS: an iteration opens above the value
+at the start), or when it converges clearly above its best point. It then returns to the best point with an empty memory and
+bounded steps, at most `RESCUES` times. Without a finite value to return to, or with no rescue left, an attack that is not
+finite ends as `failed`.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil.attacks.catalog import Settings
+from fedveil.attacks.reconstruction.matching import GradientMatching
 from fedveil.models.layers import Array
 
 Tree = Any
 RUNNING, STOPPED, CONVERGED, STALLED, PLATEAU, SPENT, FAILED = range(7)
 ENDINGS = {
     RUNNING: "running",
-    STOPPED: "stop",  # the gradient distance that was asked for is reached
-    CONVERGED: "converged",  # the objective has no slope left
-    STALLED: "stalled",  # the optimiser finds no way down
+    STOPPED: "stop",  # reached the gradient distance in `stop`
+    CONVERGED: "converged",  # the gradient of the objective vanished
+    STALLED: "stalled",  # the optimiser finds no descent direction
     PLATEAU: "plateau",
-    SPENT: "spent",  # all iterations made
+    SPENT: "spent",  # made all iterations
     FAILED: "failed",
 }
 RESCUES = 4
 NEVER = 2**30
-PROGRESS = 0.99  # a plateau is left when the best objective falls below this share of what it was
+PROGRESS = 0.99  # a plateau ends when the best objective falls below this share of its former value
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StopRules:
-    """When attacks end. Numbers, not part of a compiled program: studies of stop rules share one."""
+    """When attacks end. These are arguments of the compiled program, so studies with other rules share it."""
 
-    iterations: Array | np.ndarray  # [attacks] the most to make
-    distance: Array | np.ndarray  # [attacks] a squared gradient distance that is enough; negative: none is
-    plateau: Array | np.ndarray  # [attacks] iterations without progress that are too many
+    iterations: Array | np.ndarray  # [attacks] the most iterations
+    distance: Array | np.ndarray  # [attacks] a squared gradient distance that ends the attack; negative: never
+    plateau: Array | np.ndarray  # [attacks] iterations without progress that end the attack
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Slots:
-    """Where each attack stands."""
+    """The state of each attack."""
 
     z: Array  # [attacks, size] the point to evaluate next
-    memory: Tree  # the optimiser's
+    memory: Tree  # the optimiser's state
     rules: StopRules
     made: Array  # [attacks] steps since the start or the last rescue
     inner: Array  # [attacks] steps in the current iteration
@@ -72,8 +72,8 @@ class Slots:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One evaluation of all lanes."""
+class Evaluation:
+    """One evaluation of all slots: objective, squared gradient distance, gradient of the objective."""
 
     value: Array
     distance: Array
@@ -81,18 +81,18 @@ class Seen:
 
 
 class Optimizer(Protocol):
-    """How a lane moves. `ended` may close the current iteration, `rests` ends the attack, `move` makes the next step."""
+    """How an attack moves. `ended` may close the current iteration, `rests` ends the attack, `move` makes the next step."""
 
     def empty(self, attacks: int, size: int, dtype: Any) -> Tree: ...
     def forget(self, memory: Tree, which: Array) -> Tree: ...
-    def ended(self, slots: Slots, seen: Seen) -> Array: ...
-    def diverged(self, slots: Slots, seen: Seen) -> Array: ...
-    def rests(self, seen: Seen) -> Array: ...
-    def move(self, slots: Slots, seen: Seen, moving: Array) -> tuple[Array, Tree, Array, Array]: ...
+    def ended(self, slots: Slots, seen: Evaluation) -> Array: ...
+    def diverged(self, slots: Slots, seen: Evaluation) -> Array: ...
+    def rests(self, seen: Evaluation) -> Array: ...
+    def move(self, slots: Slots, seen: Evaluation, moving: Array) -> tuple[Array, Tree, Array, Array]: ...
 
 
-def stop_rules(settings: Settings, attacks: int, dtype: Any) -> StopRules:
-    """The same rules for so many attacks."""
+def stop_rules(settings: GradientMatching, attacks: int, dtype: Any) -> StopRules:
+    """The same rules for each of `attacks` attacks."""
     return StopRules(
         iterations=np.full(attacks, settings.iterations, np.int32),
         distance=np.full(attacks, -1.0 if settings.stop is None else settings.stop, dtype),
@@ -101,7 +101,7 @@ def stop_rules(settings: Settings, attacks: int, dtype: Any) -> StopRules:
 
 
 def begin(optimizer: Optimizer, z: Array, rules: StopRules, room: int) -> Slots:
-    """Lanes at their starts z [attacks, size], with room for the trace of one iteration less."""
+    """Slots at their starts z [attacks, size]; the trace has room for `room` values."""
     attacks, dtype = z.shape[0], z.dtype
     count, infinite = jnp.zeros(attacks, jnp.int32), jnp.full(attacks, jnp.inf, dtype)
     return Slots(
@@ -124,9 +124,9 @@ def begin(optimizer: Optimizer, z: Array, rules: StopRules, room: int) -> Slots:
     )
 
 
-def play(optimizer: Optimizer, look: Callable[[Array], Seen], slots: Slots) -> Slots:
-    """One evaluation in every running lane, and the step that follows from it."""
-    seen = look(slots.z)
+def advance(optimizer: Optimizer, evaluate: Callable[[Array], Evaluation], slots: Slots) -> Slots:
+    """One evaluation in every running slot, and the step that follows from it."""
+    seen = evaluate(slots.z)
     running = slots.status == RUNNING
     finite = jnp.isfinite(seen.value) & jnp.isfinite(seen.slope).all(axis=1)
     slots = replace(slots, evaluations=slots.evaluations + running)
@@ -153,7 +153,7 @@ def play(optimizer: Optimizer, look: Callable[[Array], Seen], slots: Slots) -> S
     return _rescue(optimizer, slots, seen, running, finite, diverged)
 
 
-def _keep_best(slots: Slots, seen: Seen, counts: Array) -> Slots:
+def _keep_best(slots: Slots, seen: Evaluation, counts: Array) -> Slots:
     better = counts & (seen.value < slots.best_value)
     return replace(
         slots,
@@ -163,7 +163,7 @@ def _keep_best(slots: Slots, seen: Seen, counts: Array) -> Slots:
     )
 
 
-def _write_trace(slots: Slots, seen: Seen, opens: Array) -> Slots:
+def _write_trace(slots: Slots, seen: Evaluation, opens: Array) -> Slots:
     rows, last = jnp.arange(slots.z.shape[0]), slots.trace.shape[1] - 1
     at = jnp.minimum(slots.iteration, last)
     value = jnp.where(opens, seen.distance, slots.trace[rows, at])
@@ -179,8 +179,8 @@ def _mark(slots: Slots, opens: Array) -> Slots:
     )
 
 
-def _end(optimizer: Optimizer, slots: Slots, seen: Seen, opens: Array, running: Array) -> tuple[Slots, Array]:
-    """The stop rules, looked at when an iteration opens. Returns which lanes go on."""
+def _end(optimizer: Optimizer, slots: Slots, seen: Evaluation, opens: Array, running: Array) -> tuple[Slots, Array]:
+    """Applies the stop rules when an iteration opens. Returns the slots that continue."""
     status = slots.status
 
     def end(condition: Array, ending: int) -> None:
@@ -194,16 +194,18 @@ def _end(optimizer: Optimizer, slots: Slots, seen: Seen, opens: Array, running: 
     return replace(slots, status=status), running & (status == RUNNING)
 
 
-def _stall(slots: Slots, seen: Seen, stalled: Array) -> Slots:
-    """The end of lanes whose optimiser finds no way down, which closes their iteration."""
+def _stall(slots: Slots, seen: Evaluation, stalled: Array) -> Slots:
+    """Ends attacks whose optimiser finds no descent direction, which closes their iteration."""
     slots = replace(slots, iteration=slots.iteration + (stalled & (slots.inner > 0)))
     slots = _write_trace(slots, seen, stalled)
     ending = jnp.where(seen.distance <= slots.rules.distance, STOPPED, STALLED)
     return replace(slots, status=jnp.where(stalled, ending, slots.status))
 
 
-def _rescue(optimizer: Optimizer, slots: Slots, seen: Seen, running: Array, finite: Array, diverged: Array) -> Slots:
-    """Back to the best point for lanes that diverged."""
+def _rescue(
+    optimizer: Optimizer, slots: Slots, seen: Evaluation, running: Array, finite: Array, diverged: Array
+) -> Slots:
+    """Returns attacks that diverged to their best point."""
     at_rest = (slots.status == CONVERGED) | (slots.status == STALLED)
     worse = running & finite & at_rest & (seen.value > slots.best_value + jnp.abs(slots.best_value))
     broken = running & ~finite
@@ -216,7 +218,7 @@ def _rescue(optimizer: Optimizer, slots: Slots, seen: Seen, running: Array, fini
         memory=optimizer.forget(slots.memory, back),
         made=jnp.where(back, 0, slots.made),
         inner=jnp.where(back, 0, slots.inner),
-        # A rescue costs an iteration, so that an attack which breaks again and again comes to an end.
+        # A rescue costs an iteration, so that an attack which diverges again and again ends.
         iteration=slots.iteration + back,
         status=jnp.where(back, RUNNING, status),
         rescues=slots.rescues + back,

@@ -1,1 +1,1 @@
-"""Reconstruction by gradient matching: one optimisation, composed of an init, a distance, labels, an optimiser, a stop."""
+"""Attacks that rebuild examples from gradients: by gradient matching, or in closed form."""

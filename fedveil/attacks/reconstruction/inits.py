@@ -1,4 +1,4 @@
-"""Where an attack starts: one small function per name, drawn from a key of the attack's own (cpl, section 3.1)."""
+"""Where an attack starts: one small function per name, drawn from the attack's key (cpl, section 3.1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil.attacks.observe import Observation
+from fedveil.attacks.observation import GradientObservation
+from fedveil.attacks.reconstruction.matching import GradientMatching
 from fedveil.core.errors import ConfigError
 from fedveil.models.layers import Array, Shape
 
@@ -19,7 +20,7 @@ START, LABELS, PICK = 1, 2, 3  # purposes of an attack's draws
 
 
 def attack_key(identity: int | Array, seed: int | Array, restart: int | Array, purpose: int) -> Array:
-    """The key of one attack, by whom it is on and which try it is; its place in a batch does not enter."""
+    """The key of one attack, by its victim and restart; its index in a batch does not enter."""
     key = jax.random.key(seed, impl="threefry2x32")
     for number in (identity, restart, purpose):
         key = jax.random.fold_in(key, number)
@@ -27,25 +28,25 @@ def attack_key(identity: int | Array, seed: int | Array, restart: int | Array, p
 
 
 def starts(
-    name: str,
-    observation: Observation,
+    settings: GradientMatching,
+    observation: GradientObservation,
     labels: np.ndarray,
     keys: list[tuple[int, int, int]],
-    file: str | None,
     dtype: str,
 ) -> np.ndarray:
-    """[attacks, examples, ...shape]: the start of each attack; `keys` (identity, seed, restart), `labels` as inferred."""
+    """[attacks, examples, ...shape]: the start of each attack; `keys` (victim, seed, restart), `labels` as inferred."""
+    name = settings.init
     if name in _DRAWN:
         columns = (jnp.asarray(column, jnp.uint32) for column in zip(*keys, strict=True))
         return np.array(_draw_all(name, observation.shape, observation.examples, dtype, *columns))
     if name in ("optimal", "optimal-any"):
         return _borrowed(name, observation, labels, keys).astype(dtype)
-    picture = _read(file, observation.shape) if name == "file" else _plain(name, observation.shape)
+    picture = _read(settings.file, observation.shape) if name == "file" else _plain(name, observation.shape)
     return np.broadcast_to(picture, (len(keys), observation.examples, *observation.shape)).astype(dtype)
 
 
 def label_logits(keys: list[tuple[int, int, int]], size: int, dtype: str) -> np.ndarray:
-    """[attacks, size]: where labels that are optimised too start."""
+    """[attacks, size]: the start of labels that are optimised too."""
     columns = (jnp.asarray(column, jnp.uint32) for column in zip(*keys, strict=True))
     return np.asarray(_normal_all(size, dtype, *columns))
 
@@ -62,7 +63,7 @@ def _normal_all(size: int, dtype: str, identity: Array, seed: Array, restart: Ar
 def _draw_all(
     name: str, shape: Shape, examples: int, dtype: str, identity: Array, seed: Array, restart: Array
 ) -> Array:
-    """[attacks, examples, ...shape]: drawn starts, each from its own key."""
+    """[attacks, examples, ...shape]: random starts, each from its own key."""
 
     def one(identity: Array, seed: Array, restart: Array) -> Array:
         key = attack_key(identity, seed, restart, START)
@@ -72,7 +73,7 @@ def _draw_all(
 
 
 def _patterned(parts: int) -> Callable[[Array, Shape, str], Array]:
-    """Noise on a tile, repeated `parts` times along height and width; a vector has no sides and gets parts² tiles."""
+    """Noise on a tile, repeated `parts` times along height and width; a vector gets parts² tiles."""
 
     def draw(key: Array, shape: Shape, dtype: str) -> Array:
         if len(shape) == 3:
@@ -105,24 +106,28 @@ def _plain(name: str, shape: Shape) -> np.ndarray:
     return picture
 
 
-def _borrowed(name: str, observation: Observation, labels: np.ndarray, keys: list[tuple[int, int, int]]) -> np.ndarray:
-    """Examples that the attacker holds itself, of the inferred class or of any."""
-    held = observation.insider
+def _borrowed(
+    name: str, observation: GradientObservation, labels: np.ndarray, keys: list[tuple[int, int, int]]
+) -> np.ndarray:
+    """Examples of the attacker's auxiliary data, of the inferred class or of any."""
+    held = observation.auxiliary
     if held is None or len(held.y) == 0:
-        raise ConfigError("attack.init", name, "needs examples that the attacker holds itself, and none were granted")
+        raise ConfigError(
+            "attack.init", name, "needs auxiliary examples that the attacker holds, and none were granted"
+        )
     found = np.empty((len(keys), observation.examples, *observation.shape))
-    for place, (identity, seed, restart) in enumerate(keys):
+    for row, (identity, seed, restart) in enumerate(keys):
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, PICK, identity, restart])))
         for i in range(observation.examples):
-            rows = np.arange(len(held.y)) if name == "optimal-any" else np.flatnonzero(held.y == labels[place, i])
+            rows = np.arange(len(held.y)) if name == "optimal-any" else np.flatnonzero(held.y == labels[row, i])
             if len(rows) == 0:
                 rows = np.arange(len(held.y))
-            found[place, i] = held.x[rng.choice(rows)]
+            found[row, i] = held.x[rng.choice(rows)]
     return found
 
 
 def _read(file: str | None, shape: Shape) -> np.ndarray:
-    """A picture scaled to the examples' size with values in [0, 1], or an array as it is."""
+    """A picture scaled to the examples' size with values in [0, 1], or an array unchanged."""
     path = Path(file or "")
     try:
         if path.suffix == ".npy":

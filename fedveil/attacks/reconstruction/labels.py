@@ -2,11 +2,11 @@
 
 For cross-entropy, the last layer's gradient of one example is h ⊗ (p − y), with h ≥ 0 the features, p the predicted
 probabilities: only the true class has a negative factor, so its column has the least sum. Where features can be negative
-their sum may be too; the bias gradient, p − y itself, then tells the sign.
+their sum may be too; the bias gradient, which is p − y, then gives the sign.
 
-For several examples the column sums mix: Σ p − counts. The attacker has the model, so it takes p from its own dummies and
-reads the counts off the difference; how good that is depends on how alike the predictions are (exact when they are
-constant, good for an untrained model). Knowing that a client holds few classes helps, which is what cpl relies on.
+For several examples the column sums mix: Σ p − counts. The attacker has the model, so it estimates p from dummy inputs and
+reads the counts off the difference. That is exact when predictions are constant, and good for an untrained model. Knowing
+that a client holds few classes helps, which is what cpl relies on.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil.attacks.observe import Observation
+from fedveil.attacks.observation import GradientObservation
 from fedveil.core.errors import RunError
 from fedveil.models.layers import Activation, Dense
 from fedveil.models.net import Net
 
 
-def infer(observation: Observation, dummies: np.ndarray | None = None) -> np.ndarray:
-    """[attacks, examples] labels, in ascending order within an attack; `dummies` [n, ...shape] inputs of the attacker's."""
+def infer(observation: GradientObservation, dummies: np.ndarray | None = None) -> np.ndarray:
+    """[attacks, examples] labels, in ascending order within an attack; `dummies` [n, ...shape] are random inputs."""
     weights, bias = _last_layer(observation)
     sums = weights.sum(axis=1)  # [attacks, classes]
     if observation.examples == 1:
@@ -33,7 +33,7 @@ def infer(observation: Observation, dummies: np.ndarray | None = None) -> np.nda
     return np.stack([_greedy(row, observation.examples) for row in counts])
 
 
-def _last_layer(observation: Observation) -> tuple[np.ndarray, np.ndarray | None]:
+def _last_layer(observation: GradientObservation) -> tuple[np.ndarray, np.ndarray | None]:
     """Gradients of the layer that makes the logits: weights [attacks, inputs, classes], bias [attacks, classes]."""
     name = _logit_layer(observation)
     layer = observation.gradients[name]
@@ -44,7 +44,7 @@ def _last_layer(observation: Observation) -> tuple[np.ndarray, np.ndarray | None
     return weights, next((a for a in arrays.values() if a.ndim == 2), None)
 
 
-def _logit_layer(observation: Observation) -> str:
+def _logit_layer(observation: GradientObservation) -> str:
     if isinstance(observation.model, Net):
         last = observation.model.layers[-1]
         if isinstance(last, Dense):
@@ -57,8 +57,8 @@ def _logit_layer(observation: Observation) -> str:
     )
 
 
-def _features_are_positive(observation: Observation) -> bool:
-    """Whether what enters the last layer is known not to be negative."""
+def _features_are_positive(observation: GradientObservation) -> bool:
+    """Whether the inputs of the last layer are known not to be negative."""
     model = observation.model
     if not isinstance(model, Net):
         return False
@@ -79,7 +79,7 @@ def _single(sums: np.ndarray, bias: np.ndarray | None, positive: bool) -> np.nda
 
 
 def _counts(
-    observation: Observation, sums: np.ndarray, bias: np.ndarray | None, dummies: np.ndarray | None
+    observation: GradientObservation, sums: np.ndarray, bias: np.ndarray | None, dummies: np.ndarray | None
 ) -> np.ndarray:
     """Estimated number of examples of each class [attacks, classes]."""
     if dummies is None:
@@ -90,14 +90,14 @@ def _counts(
     return observation.examples * (p - bias)
 
 
-def _predictions(observation: Observation, dummies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean prediction [attacks or 1, classes] and mean feature sum [attacks or 1] on the attacker's own inputs."""
+def _predictions(observation: GradientObservation, dummies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean prediction [attacks or 1, classes] and mean feature sum [attacks or 1] on the dummy inputs."""
     name = _logit_layer(observation)
 
     def one(params: dict) -> tuple[jax.Array, jax.Array]:
         logits = observation.model.apply(params, jnp.asarray(dummies))
         p = jax.nn.softmax(logits)
-        # ∂logit₀/∂w[i, 0] is feature i: this needs nothing of the model but that its last layer is linear.
+        # ∂logit₀/∂w[i, 0] is feature i: this holds for any model whose last layer is linear.
         slope = jax.grad(lambda w: observation.model.apply({**params, name: w}, jnp.asarray(dummies))[:, 0].mean())
         weights = next(a for a in slope(params[name]).values() if a.ndim == 2)
         return p.mean(axis=0), weights.sum()
@@ -118,7 +118,7 @@ def _only_largest(counts: np.ndarray, classes: int) -> np.ndarray:
 
 
 def _greedy(counts: np.ndarray, examples: int) -> np.ndarray:
-    """Whole numbers that add up: one example after another goes to the class with most left over."""
+    """Labels whose counts add up: each example goes to the class with the largest remaining count."""
     left, found = counts.copy(), []
     for _ in range(examples):
         found.append(int(left.argmax()))

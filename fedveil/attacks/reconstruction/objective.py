@@ -1,9 +1,9 @@
-"""What an attack minimises: a distance of gradients plus regularisers, as a function of one flat vector per attack."""
+"""The objective of gradient matching: a distance of gradients plus regularisers, of one flat vector per attack."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import jax
@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedveil.attacks import gradients
-from fedveil.attacks.catalog import Settings
-from fedveil.attacks.observe import Observation
+from fedveil.attacks.observation import GradientObservation
 from fedveil.attacks.reconstruction import passes, regularise
 from fedveil.attacks.reconstruction.distance import DISTANCES, squared
+from fedveil.attacks.reconstruction.matching import GradientMatching
 from fedveil.core.errors import ConfigError
 from fedveil.models.layers import Array, Params, Shape
 from fedveil.models.net import Model, Net
@@ -25,23 +25,23 @@ Tree = Any
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Job:
-    """What belongs to each attack and does not change: a leading axis over the attacks runs through all of it."""
+    """The constants of each attack; every array has a leading axis over the attacks."""
 
     target: Params  # the observed gradients
     q: Array  # [attacks, examples, classes] label weights; unread where labels are optimised
     weight: Array  # [attacks] of the distance in the objective
-    params: Params | None  # the victim's own model, where each has one
+    params: Params | None  # the victims' models, where they differ
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What all attacks have in common: static under jit."""
+    """What all attacks have in common; static under jit."""
 
     model: Model
     shape: Shape
     classes: int
     examples: int
-    settings: Settings
+    settings: GradientMatching
     span: tuple[float, float] | None
     steps: int = 1  # local steps to simulate
     lr: float = 0.0  # of those
@@ -53,12 +53,12 @@ class Problem:
 
     @property
     def content(self) -> int:
-        """Numbers in an attack's inputs."""
+        """The number of values in an attack's inputs."""
         return self.examples * math.prod(self.shape)
 
     @property
     def size(self) -> int:
-        """Numbers that are optimised: the inputs, and the logits of the labels where these are optimised too."""
+        """The number of optimised values: the inputs, and the logits of the labels where these are optimised too."""
         return self.content + (self.examples * self.classes if self.joint else 0)
 
     def inputs(self, z: Array) -> Array:
@@ -70,8 +70,8 @@ class Problem:
         return jax.nn.softmax(z[:, self.content :].reshape(-1, self.examples, self.classes))
 
 
-def pose(observation: Observation, settings: Settings) -> Problem:
-    """The problem that an observation poses; refuses what does not go together."""
+def pose(observation: GradientObservation, settings: GradientMatching) -> Problem:
+    """The problem that an observation poses; refuses settings that it cannot serve."""
     if settings.tv > 0 and len(observation.shape) != 3:
         raise ConfigError(
             "attack.tv", settings.tv, f"is for images; examples have shape {observation.shape}: set it to 0"
@@ -88,7 +88,7 @@ def pose(observation: Observation, settings: Settings) -> Problem:
         observation.shape,
         observation.classes,
         observation.examples,
-        _what_compiles(settings),
+        _compiled_part(settings),
         observation.span,
         steps=steps,
         lr=lr,
@@ -96,19 +96,23 @@ def pose(observation: Observation, settings: Settings) -> Problem:
     )
 
 
-def _what_compiles(settings: Settings) -> Settings:
-    """The settings without what only decides where attacks start and when they end: such studies share one program."""
+def _compiled_part(settings: GradientMatching) -> GradientMatching:
+    """The settings without those that only decide where attacks start and when they end.
+
+    Studies that differ only in these share one program, whatever the class of the attack.
+    """
+    shared = GradientMatching(**{f.name: getattr(settings, f.name) for f in fields(GradientMatching)})
     label = "joint" if settings.label == "joint" else "infer"
     room = max(512, 1 << settings.iterations.bit_length()) - 1  # for the trace, in few sizes
-    started = replace(settings, name="", init="", file=None, restarts=0, label=label)
+    started = replace(shared, init="", file=None, restarts=0, label=label)
     return replace(started, iterations=room, stop=None, plateau=None)
 
 
-def weights(settings: Settings, target: Params) -> np.ndarray:
+def weights(settings: GradientMatching, target: Params) -> np.ndarray:
     """The distance's weight [attacks]: 1, and more for an observed gradient shorter than 1.
 
-    L-BFGS has absolute tolerances. Where the model is already right about an example its gradient is short, and the attack
-    would come to rest early, far from it. So a short gradient is measured in units of its own length.
+    L-BFGS has absolute tolerances. Where the model already classifies an example well, its gradient is short, and the
+    attack would stop early, far from it. So a short gradient is measured in units of its length.
     """
     squares = [np.square(np.asarray(a, np.float64)).reshape(len(a), -1).sum(axis=1) for a in jax.tree.leaves(target)]
     length = np.sum(squares, axis=0)

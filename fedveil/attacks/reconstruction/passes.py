@@ -55,12 +55,12 @@ def gradients(net: Net, params: Params, x: Array, q: Array) -> tuple[Params, Pul
     found: Params = {}
     deltas: list[Array] = []
     delta = head.delta
-    for place in range(len(steps) - 1, -1, -1):
+    for i in range(len(steps) - 1, -1, -1):
         deltas.insert(0, delta)
-        if isinstance(steps[place], _Linear):
-            found[steps[place].name] = steps[place].gradient(inputs[place], delta)
-        if place:  # below the first layer nobody asks
-            delta = steps[place].backward(inputs[place], delta)
+        if isinstance(steps[i], _Linear):
+            found[steps[i].name] = steps[i].gradient(inputs[i], delta)
+        if i:  # the input of the first layer needs no δ
+            delta = steps[i].backward(inputs[i], delta)
 
     def pull(direction: Params) -> tuple[Array, Array]:
         moves: list[Array | None] = []
@@ -70,8 +70,8 @@ def gradients(net: Net, params: Params, x: Array, q: Array) -> tuple[Params, Pul
             move = step.moved(kept, move, direction)
         assert move is not None, "a network without parameters has no gradients to match"
         turn = head.turned(move)
-        for place in range(len(steps) - 1, -1, -1):
-            turn = steps[place].turned(inputs[place], deltas[place], moves[place], turn, direction)
+        for i in range(len(steps) - 1, -1, -1):
+            turn = steps[i].turned(inputs[i], deltas[i], moves[i], turn, direction)
         return _channels_last(turn).reshape(x.shape), head.label_slope(move).reshape(q.shape)
 
     return {layer: found[layer] for layer in params}, pull
@@ -199,7 +199,10 @@ class _DenseStep(_Linear):
 
 
 class _ConvStep(_Linear):
-    """A block is an example, its columns are the positions; activations [attacks · examples, channels, height, width]."""
+    """A convolution as a product of matrices: one block per example, one column per output position.
+
+    Activations are [attacks · examples, channels, height, width].
+    """
 
     rank = 4
 

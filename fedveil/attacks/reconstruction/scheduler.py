@@ -1,12 +1,13 @@
-"""Many attacks through few lanes: workers that each own a queue and a block of lanes, and blocks that shrink at the end.
+"""The scheduler: many attacks in few slots. Each worker has a queue of attacks and a block of slots.
 
-A worker plays its block for a while, hands back the attacks that have ended, and fills their lanes from its queue. When the
-queue is empty and half of its lanes are, it packs the rest into a block half as wide (down to an eighth of the first width:
-each width is one more program to compile). On a CPU there is one worker per core with a block that its cache can hold; on
-other devices one worker with all lanes that the memory holds. None of this enters an attack's result but by rounding: lanes
-do not see each other, and nothing is keyed by a lane's number. Products of wide and narrow blocks may round differently, so
-who shares a block with whom, and when it shrinks, does not depend on how long anything takes: the same attacks on the same
-machine end the same.
+A worker runs its block for a chunk of evaluations, hands back the attacks that have ended, and fills their slots from its
+queue. When the queue and half of the slots are empty, it packs the rest into a block half as wide (down to an eighth of the
+first width, because each width is one more program to compile). On a CPU there is one worker per core with a block that
+fits into its cache; on other devices one worker with all slots that fit into memory.
+
+None of this changes a result except by rounding: slots are independent, and nothing is keyed by a slot's number. Products
+of wide and narrow blocks may round differently. So which attacks share a block, and when it shrinks, does not depend on
+timing: the same attacks on the same machine give the same results.
 """
 
 from __future__ import annotations
@@ -26,43 +27,63 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedveil import compilation
-from fedveil.attacks.catalog import Settings
 from fedveil.attacks.optim.first_order import FirstOrder
 from fedveil.attacks.optim.lbfgs import INNER, LBFGS, PAIRS
-from fedveil.attacks.optim.slots import RUNNING, Optimizer, Seen, Slots, StopRules, begin, play, stop_rules
+from fedveil.attacks.optim.slots import RUNNING, Evaluation, Optimizer, Slots, StopRules, advance, begin, stop_rules
+from fedveil.attacks.reconstruction.matching import GradientMatching
 from fedveil.attacks.reconstruction.objective import Job, Problem, evaluate
-from fedveil.core.hardware import cores
+from fedveil.core.system import cores
 from fedveil.models.layers import Params
 from fedveil.models.net import Net, products
 
 Tree = Any
-CHUNK = 40  # evaluations between two looks at which attacks have ended
-CACHE_BYTES = 6e6  # what a block's pairs may take of a CPU's cache, each worker
-MEMORY_SHARE = 0.2  # what blocks may take of another device's memory
-FREE = -1  # the status of a lane without an attack
-NARROWEST = 8  # a block shrinks to no less than this part of its first width
-COMPILING = {"cpu": 3e10}  # operations that take as long as compiling one more width
+CHUNK = 40  # evaluations between two checks for ended attacks
+CACHE_BYTES = 6e6  # cache of a CPU that the pairs of one worker's block may fill
+MEMORY_SHARE = 0.2  # share of another device's memory that blocks may fill
+FREE = -1  # the status of a slot without an attack
+NARROWEST = 8  # a block shrinks to no less than its first width divided by this
+COMPILING = {"cpu": 3e10}  # operations that take as long as the compilation of one more width
 COMPILING_ELSEWHERE = 3e13
 
 
 @dataclass(frozen=True)
-class Sight:
-    """Where the attacks of a block stand after a spell, for whoever watches: arrays with a leading axis over them."""
+class Snapshot:
+    """The attacks of a block after a chunk, for a monitor; arrays have a leading axis over them."""
 
-    attack: np.ndarray  # place among all attacks
+    attack: np.ndarray  # index among all attacks
     z: np.ndarray  # the best point so far
     distance: np.ndarray  # squared gradient distance there
     iteration: np.ndarray
     evaluations: np.ndarray
-    seconds: float  # what the spell took, compiling apart
+    seconds: float  # that the chunk took, without compilation
 
 
-Watch = Callable[[Sight], int]  # returns how many evaluations the block's next spell makes
+Monitor = Callable[[Snapshot], int]  # returns the number of evaluations in the block's next chunk
+
+
+@dataclass(frozen=True)
+class Work:
+    """All attacks to run; arrays have a leading axis over them."""
+
+    starts: np.ndarray  # [attacks, size]
+    jobs: Job
+    shared: Params | None  # parameters that all attacks share
+    settings: GradientMatching  # of which the scheduler reads the stop rules; the rest is in the programs
+
+
+@dataclass(frozen=True)
+class Running:
+    """How to run them. The monitor is called from the workers' threads after every chunk."""
+
+    width: int | None = None
+    workers: int | None = None
+    progress: Callable[[int], None] = field(default=lambda ended: None)
+    monitor: Monitor | None = None
 
 
 @dataclass(frozen=True)
 class Ended:
-    """One attack's last state, as numpy arrays without the leading axis."""
+    """The last state of one attack."""
 
     z: np.ndarray
     value: float
@@ -78,14 +99,14 @@ def optimizer_of(problem: Problem) -> Optimizer:
     """The optimiser that the settings name."""
     chosen = problem.settings
     if chosen.optimizer == "lbfgs":
-        return LBFGS(chosen.lr)
+        return LBFGS(chosen.step_length)
     box = problem.span if chosen.box else None
-    return FirstOrder(chosen.optimizer, chosen.lr, chosen.signed, chosen.decay, box, problem.content)
+    return FirstOrder(chosen.optimizer, chosen.step_length, chosen.signed, chosen.decay, box, problem.content)
 
 
 @dataclass
 class Programs:
-    """The compiled parts for one problem, by shapes; compiled ahead, so that the time of it is known apart."""
+    """The compiled programs of one problem, by shapes. They are compiled ahead, so that compilation is timed apart."""
 
     problem: Problem
     seconds: float = 0.0
@@ -104,24 +125,24 @@ class Programs:
                 self.seconds += time.monotonic() - started
         return self._made[key](*args)
 
-    def spell(self, slots: Slots, job: Job, shared: Params | None, length: int = CHUNK) -> Slots:
-        """Up to `length` evaluations of every running lane."""
+    def chunk(self, slots: Slots, job: Job, shared: Params | None, length: int = CHUNK) -> Slots:
+        """Up to `length` evaluations of every running slot."""
 
         def program(slots: Slots, job: Job, shared: Params | None, length: jax.Array) -> Slots:
             optimizer = optimizer_of(self.problem)
 
-            def look(z: jax.Array) -> Seen:
-                return Seen(*evaluate(self.problem, shared, job, z))
+            def at(z: jax.Array) -> Evaluation:
+                return Evaluation(*evaluate(self.problem, shared, job, z))
 
             def body(carry: tuple[jax.Array, Slots]) -> tuple[jax.Array, Slots]:
-                return carry[0] + 1, play(optimizer, look, carry[1])
+                return carry[0] + 1, advance(optimizer, at, carry[1])
 
-            def goes_on(carry: tuple[jax.Array, Slots]) -> jax.Array:
+            def unfinished(carry: tuple[jax.Array, Slots]) -> jax.Array:
                 return (carry[0] < length) & (carry[1].status == RUNNING).any()
 
-            return jax.lax.while_loop(goes_on, body, (jnp.zeros((), jnp.int32), slots))[1]
+            return jax.lax.while_loop(unfinished, body, (jnp.zeros((), jnp.int32), slots))[1]
 
-        return self.call("spell", program, slots, job, shared, np.asarray(length, np.int32), donate=(0,))
+        return self.call("chunk", program, slots, job, shared, np.asarray(length, np.int32), donate=(0,))
 
     def begin(self, z: np.ndarray, rules: StopRules) -> Slots:
         return self.call("begin", lambda z, rules: begin(optimizer_of(self.problem), z, rules, self._room), z, rules)
@@ -131,7 +152,7 @@ class Programs:
         return self.problem.settings.iterations + 1
 
     def refill(self, slots: Slots, job: Job, z: np.ndarray, fresh: Job, which: np.ndarray) -> tuple[Slots, Job]:
-        """New attacks in the lanes `which`; what an optimiser remembers is forgotten, not overwritten."""
+        """New attacks in the slots `which`; the optimiser's memory is marked as empty, not overwritten."""
 
         def program(slots: Slots, job: Job, z: jax.Array, fresh: Job, which: jax.Array) -> tuple[Slots, Job]:
             optimizer = optimizer_of(self.problem)
@@ -148,7 +169,7 @@ class Programs:
         return self.call("refill", program, slots, job, z, fresh, which, donate=(0, 1))
 
     def pack(self, slots: Slots, job: Job, rows: np.ndarray) -> tuple[Slots, Job]:
-        """The lanes `rows` alone."""
+        """The slots `rows` alone."""
 
         def program(slots: Slots, job: Job, rows: jax.Array) -> tuple[Slots, Job]:
             return jax.tree.map(lambda a: a[rows], (slots, job))
@@ -157,7 +178,7 @@ class Programs:
 
 
 def _exactly() -> AbstractContextManager[Any]:
-    """Products in full precision: accelerators would round their factors to some ten bits, too few to match gradients."""
+    """Products in full precision: accelerators round factors to about ten bits, too few to match gradients."""
     return nullcontext() if jax.default_backend() == "cpu" else jax.default_matmul_precision("highest")
 
 
@@ -167,96 +188,68 @@ def _kept(problem: Problem, device: str, x64: bool) -> Programs:
 
 
 def programs_for(problem: Problem, dtype: str) -> Programs:
-    """Compiled programs, kept from one study to the next where the model can be told from others."""
+    """Compiled programs, kept from one study to the next where the model can be hashed."""
     try:
         return _kept(problem, str(jax.devices()[0]), dtype == "float64")
     except TypeError:  # a model that cannot be hashed
         return Programs(problem)
 
 
-def run(
-    programs: Programs,
-    shared: Params | None,
-    starts: np.ndarray,
-    jobs: Job,
-    settings: Settings,
-    *,
-    width: int | None = None,
-    workers: int | None = None,
-    progress: Callable[[int], None] = lambda ended: None,
-    watch: Watch | None = None,
-) -> list[Ended]:
-    """All attacks to their ends. starts [attacks, size]; jobs with a leading axis over the attacks.
-
-    Of `settings` only the stop rules are read here; the rest is in the programs. `watch` is called by the workers' threads
-    after every spell; the first spell of a watched block is one evaluation.
-    """
-    attacks = len(starts)
+def run(programs: Programs, work: Work, running: Running) -> list[Ended]:
+    """Runs all attacks until they end."""
+    attacks = len(work.starts)
     on_cpu = jax.default_backend() == "cpu"
-    workers = workers or (cores() if on_cpu else 1)
+    workers = running.workers or (cores() if on_cpu else 1)
+    width = running.width
     if width is None:
-        width = auto_width(programs.problem, starts.itemsize, jobs, on_cpu)
+        width = auto_width(programs.problem, work.starts.itemsize, work.jobs, on_cpu)
         width = min(width, _share(-(-attacks // workers), on_cpu))
     workers = min(workers, -(-attacks // width))
     halt = threading.Event()
     ended: dict[int, Ended] = {}
-    x64 = starts.dtype == np.float64
 
-    def work(place: int) -> None:
-        # The switch to 64 bits belongs to a thread.
-        with jax.enable_x64(x64), jax.default_matmul_precision("highest"):
-            queue = deque(range(place, attacks, workers))
-            worker = _Worker(programs, shared, starts, jobs, settings, width, queue, watch)
+    def serve(first: int) -> None:
+        # The switch to 64 bits is a setting of the thread.
+        with jax.enable_x64(work.starts.dtype == np.float64), jax.default_matmul_precision("highest"):
+            worker = _Worker(programs, work, width, deque(range(first, attacks, workers)), running.monitor)
             while not halt.is_set() and worker.turn(ended):
-                progress(len(ended))
+                running.progress(len(ended))
 
     with ThreadPoolExecutor(workers) as pool:
         try:
-            for _ in pool.map(work, range(workers)):
+            for _ in pool.map(serve, range(workers)):
                 pass
         except BaseException:
-            halt.set()  # an interrupt must not wait for attacks that nobody will read
+            halt.set()  # an interrupt must not wait for the other attacks
             raise
     return [ended[a] for a in range(attacks)]
 
 
 class _Worker:
-    """A block of lanes, and the attack in each; None for a lane that is free."""
+    """A block of slots, and the attack in each; None for a slot that is free."""
 
-    def __init__(
-        self,
-        programs: Programs,
-        shared: Params | None,
-        starts: np.ndarray,
-        jobs: Job,
-        settings: Settings,
-        width: int,
-        queue: deque[int],
-        watch: Watch | None = None,
-    ):
-        self.programs, self.shared, self.starts, self.jobs, self.settings = programs, shared, starts, jobs, settings
+    def __init__(self, programs: Programs, work: Work, width: int, queue: deque[int], monitor: Monitor | None = None):
+        self.programs, self.work, self.settings = programs, work, work.settings
         self.queue, self.narrowest, self.longest = queue, max(1, width // NARROWEST), 0
-        self.watch, self.length = watch, CHUNK if watch is None else 1
+        self.monitor, self.length = monitor, CHUNK if monitor is None else 1
         self.owners = [_next(queue) for _ in range(width)]
         rows = self._rows()
-        self.slots, self.job = (
-            programs.begin(starts[rows], stop_rules(settings, width, starts.dtype)),
-            _take(jobs, rows),
-        )
+        rules = stop_rules(work.settings, width, work.starts.dtype)
+        self.slots, self.job = programs.begin(work.starts[rows], rules), _take(work.jobs, rows)
         free = jnp.asarray([a is None for a in self.owners])
         self.slots = replace(self.slots, status=jnp.where(free, FREE, self.slots.status))
 
     def turn(self, ended: dict[int, Ended]) -> bool:
-        """A spell, and what follows from it; whether there is more to do."""
+        """One chunk, and what follows from it; returns whether there is more to do."""
         if all(a is None for a in self.owners):
             return False
         began, compiled = time.monotonic(), self.programs.seconds
-        self.slots = self.programs.spell(self.slots, self.job, self.shared, self.length)
+        self.slots = self.programs.chunk(self.slots, self.job, self.work.shared, self.length)
         status = np.asarray(self.slots.status)
         taken = max(0.0, time.monotonic() - began - (self.programs.seconds - compiled))
         done = [slot for slot, a in enumerate(self.owners) if a is not None and status[slot] != RUNNING]
-        if self.watch is not None:
-            self.length = max(1, self.watch(self._sight(taken)))
+        if self.monitor is not None:
+            self.length = max(1, self.monitor(self._snapshot(taken)))
         if done:
             self._hand_back(done, ended)
             self._refill(done)
@@ -266,12 +259,12 @@ class _Worker:
     def _rows(self) -> np.ndarray:
         return np.array([0 if a is None else a for a in self.owners])
 
-    def _sight(self, seconds: float) -> Sight:
+    def _snapshot(self, seconds: float) -> Snapshot:
         slots = np.array([slot for slot, a in enumerate(self.owners) if a is not None])
         own = self.slots
         shown = jax.device_get((own.best, own.best_distance, own.iteration, own.evaluations))
         best, distance, iteration, evaluations = (np.asarray(a)[slots] for a in shown)
-        return Sight(self._rows()[slots], best, distance, iteration, evaluations, seconds)
+        return Snapshot(self._rows()[slots], best, distance, iteration, evaluations, seconds)
 
     def _hand_back(self, done: list[int], ended: dict[int, Ended]) -> None:
         host: Slots = jax.device_get(replace(self.slots, memory=(), z=self.slots.status))
@@ -297,13 +290,13 @@ class _Worker:
         new = [slot for slot in done if self.owners[slot] is not None]
         if new:
             which, rows = np.isin(np.arange(len(self.owners)), new), self._rows()
-            fresh = _take(self.jobs, rows)
-            self.slots, self.job = self.programs.refill(self.slots, self.job, self.starts[rows], fresh, which)
+            fresh = _take(self.work.jobs, rows)
+            self.slots, self.job = self.programs.refill(self.slots, self.job, self.work.starts[rows], fresh, which)
 
     def _shrink(self) -> None:
-        """Half the lanes, or fewer, where they hold all that is left and what is saved is worth a compilation.
+        """Packs the block into half the slots, or fewer, where that saves more than a compilation costs.
 
-        What is left to do is guessed: no attack takes more iterations again than the longest that has ended.
+        The remaining work is an estimate: no attack is expected to need more iterations than the longest so far.
         """
         alive = [slot for slot, a in enumerate(self.owners) if a is not None]
         width = narrower = len(self.owners)
@@ -334,7 +327,7 @@ def _take(jobs: Job, rows: np.ndarray) -> Job:
 
 
 def operations(problem: Problem) -> float:
-    """Roughly what one evaluation of one attack costs: some ten forward passes, and four passes over the pairs."""
+    """The approximate cost of one evaluation of one attack: ten forward passes, and four passes over the pairs."""
     if isinstance(problem.model, Net):
         forward = sum(product.operations for product in products(problem.model)) * problem.examples
     else:
@@ -344,7 +337,7 @@ def operations(problem: Problem) -> float:
 
 
 def auto_width(problem: Problem, itemsize: int, jobs: Job, on_cpu: bool) -> int:
-    """Lanes in a block: as many as the cache of a CPU can hold the pairs of, or as a part of a device's memory holds."""
+    """The slots of a block: as many as fit into a CPU's cache with their pairs, or into a part of a device's memory."""
     pairs = (
         2 * PAIRS * problem.size * itemsize if problem.settings.optimizer == "lbfgs" else 4 * problem.size * itemsize
     )
@@ -355,17 +348,19 @@ def auto_width(problem: Problem, itemsize: int, jobs: Job, on_cpu: bool) -> int:
 
 
 def _room() -> float:
-    """Bytes that blocks may take on a device that is no CPU; 8 GB where it does not say how many it has."""
+    """Bytes that blocks may take on a device that is no CPU; 8 GB where it does not report its memory."""
     try:
         limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 40e9)
-    except Exception:  # a device that cannot be asked
+    except Exception:  # a device that does not answer
         limit = 40e9
     return MEMORY_SHARE * float(limit)
 
 
 def _share(attacks: int, on_cpu: bool) -> int:
-    """Lanes for so many attacks: a power of two, on a CPU no lane more than attacks; elsewhere some may stay empty rather
-    than leave attacks for a second turn that takes as long as the first."""
+    """The slots for `attacks` attacks, a power of two: on a CPU no more than attacks.
+
+    Elsewhere some may stay empty, because attacks that are left for a second turn take as long as the first.
+    """
     width = _power_of_two(attacks)
     return width if on_cpu or width == attacks else 2 * width
 

@@ -10,10 +10,9 @@ import itertools
 import numpy as np
 
 from fedveil.core.errors import DataError
-from fedveil.data.dataset import Part
+from fedveil.data.dataset import Part, Raw
 from fedveil.data.info import DatasetInfo, FileInfo, LoadRequest
 from fedveil.data.sources import pip, publisher
-from fedveil.data.split import Raw
 
 # Field -> (name, minimum, maximum, logarithmic scale). The bounds are those of the census coding, with its top codes
 # such as 99,999.

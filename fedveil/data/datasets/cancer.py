@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil.data.dataset import Part
+from fedveil.data.dataset import Part, Raw
 from fedveil.data.info import DatasetInfo, LoadRequest
-from fedveil.data.split import Raw
 
 # Mean and standard deviation of each feature over the 569 published records, to four digits. They are taken as public
 # constants. This is an assumption, which the dataset's note names: the clients' records are among those 569. Scaling to

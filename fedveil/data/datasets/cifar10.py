@@ -8,10 +8,9 @@ import json
 import numpy as np
 
 from fedveil.core.errors import DataError
-from fedveil.data.dataset import Part
+from fedveil.data.dataset import Part, Raw
 from fedveil.data.info import DatasetInfo, FileInfo, LoadRequest
 from fedveil.data.sources import ReadMember, SourceFailed, npm, publisher_archive
-from fedveil.data.split import Raw
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 

@@ -6,9 +6,8 @@ import io
 
 import numpy as np
 
-from fedveil.data.dataset import Part
+from fedveil.data.dataset import Part, Raw
 from fedveil.data.info import DatasetInfo, FileInfo, LoadRequest
-from fedveil.data.split import Raw
 
 
 def load(request: LoadRequest) -> Raw:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil.data.dataset import Part
+from fedveil.data.dataset import Part, Raw
 from fedveil.data.info import DatasetInfo, LoadRequest
-from fedveil.data.split import Raw
 
 
 def load(request: LoadRequest) -> Raw:

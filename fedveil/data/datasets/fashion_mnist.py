@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from fedveil.data.dataset import Raw
 from fedveil.data.idx import idx_files, load_idx
 from fedveil.data.info import DatasetInfo, LoadRequest
 from fedveil.data.sources import apt, publisher
-from fedveil.data.split import Raw
 
 CLASSES = (
     "T-shirt/top",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from fedveil.core.errors import ConfigError
 from fedveil.data.arrays import raw_arrays, read_arrays
+from fedveil.data.dataset import Raw
 from fedveil.data.info import DatasetInfo, LoadRequest
-from fedveil.data.split import Raw
 
 _ARRAYS = ("x", "y", "x_test", "y_test")
 

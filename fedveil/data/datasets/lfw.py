@@ -7,9 +7,8 @@ import io
 import numpy as np
 
 from fedveil.core.errors import ConfigError
-from fedveil.data.dataset import Part
+from fedveil.data.dataset import Part, Raw
 from fedveil.data.info import DatasetInfo, FileInfo, LoadRequest
-from fedveil.data.split import Raw
 
 SIZES = (32, 64, 128)
 _FEWEST = 14  # the prepared files hold only people with at least this number of images

@@ -1,5 +1,5 @@
-// Charts as SVG: lines over rounds or steps, and points of accuracy against ε. Axes have names and units; series differ by
-// colour, dash and marker; every chart is there as a table too.
+// SVG charts: lines over rounds or steps, and accuracy against ε as points. Axes have names and units; series differ by
+// colour, dash and marker; every chart is also available as a table.
 import { el, fill, number } from "./common.js";
 
 const NS = "http://www.w3.org/2000/svg";
@@ -59,7 +59,7 @@ function frame(svg, width, title, x, y, sx, sy, right) {
   svg.append(s("text", { x: 12, y: middle, "text-anchor": "middle", class: "soft", transform: `rotate(-90 12 ${middle})` }, y.label));
 }
 
-// Draws now and whenever the room changes.
+// Draws now, and again when the width changes.
 function mount(where, draw, legend, table) {
   const box = el("div"), made = el("div", { class: "chart" }, box, legend, table);
   let width = 0;
@@ -96,7 +96,7 @@ function tableOf(columns, rows) {
 // series: [{name, points: [[x, y], …]}]
 export function lines(where, { title, x, y, series, guide }) {
   const all = series.flatMap((one) => one.points).filter(([a, b]) => Number.isFinite(a) && Number.isFinite(b) && (!x.log || a > 0));
-  if (!all.length) { fill(where, el("p", { class: "hint" }, `${title}: nothing to draw yet.`)); return; }
+  if (!all.length) { fill(where, el("p", { class: "hint" }, `${title}: no data yet.`)); return; }
   const draw = (width) => {
     const svg = s("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `${title}: ${y.label} over ${x.label}. ${series.map((one) => { const last = one.points.at(-1); return last ? `${one.name} ends at ${number(last[1])}` : ""; }).join("; ")}` });
     const right = width - RIGHT;
@@ -117,9 +117,9 @@ export function lines(where, { title, x, y, series, guide }) {
   mount(where, draw, legendOf(series, "line"), tableOf(["series", x.label, y.label], rows));
 }
 
-// points: [{x: number or null, y, series, text, same}]; those without x stand in a lane of their own at the right.
+// points: [{x: number or null, y, series, text, same}]; points without x are drawn in a separate lane on the right.
 export function scatter(where, { title, x, y, points, names, line, lane }) {
-  if (!points.length && line === null) { fill(where, el("p", { class: "hint" }, "No runs of this dataset yet: train some.")); return; }
+  if (!points.length && line === null) { fill(where, el("p", { class: "hint" }, "No runs on this dataset yet: train one.")); return; }
   const known = points.filter((p) => p.x !== null);
   const values = [...known.map((p) => p.x), ...(line === null ? [] : [line])];
   const draw = (width) => {

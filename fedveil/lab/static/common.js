@@ -1,4 +1,4 @@
-// What all pages share: asking the server, building elements, colours, jobs, forms of defences, tables of seats, scripts.
+// Shared by all pages: requests, elements, colours, jobs, the form of a defence, the table of ε, scripts.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -17,7 +17,7 @@ export function el(name, options = {}, ...children) {
 
 export const fill = (where, ...children) => where.replaceChildren(...children.filter((c) => c !== null && c !== undefined));
 
-// --- asking -----------------------------------------------------------------------------------------------------------
+// --- requests -----------------------------------------------------------------------------------------------------------
 
 export class Refused extends Error {}
 
@@ -34,16 +34,16 @@ export async function ask(path, body, options = {}) {
     answer = await fetch(path, given);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused("The lab does not answer: is `fedveil lab` still running?");
+    throw new Refused("The lab does not respond: is `fedveil lab` still running?");
   }
   const text = await answer.text();
   let told;
   try { told = JSON.parse(text); } catch { told = { error: text.trim() }; }
-  if (!answer.ok) throw new Refused(told.error || `The lab answered ${answer.status}.`);
+  if (!answer.ok) throw new Refused(told.error || `The lab responded with status ${answer.status}.`);
   return told;
 }
 
-// Calls a function when it has not been asked for during `wait` milliseconds; a newer call aborts the one under way.
+// Debounces: calls `work` after `wait` milliseconds without a new call. A new call aborts the running one.
 export function latest(work, wait = 150) {
   let timer, under;
   return () => {
@@ -72,10 +72,10 @@ export function wrong(id, text) {
   where.textContent = text || "";
 }
 
-// A name for this page's visit: of its questions for ε only the newest waits.
+// An id of this visit: of its requests for ε only the newest stays in the queue.
 export const visit = Array.from(crypto.getRandomValues(new Uint8Array(8)), (b) => b.toString(16)).join("");
 
-// --- numbers and words ------------------------------------------------------------------------------------------------
+// --- numbers and names ------------------------------------------------------------------------------------------------
 
 export function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
@@ -86,18 +86,18 @@ export function number(value, digits = 3) {
 }
 export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
 
-export const SEATS = {
-  example: ["Inside the client, each example", "sees gradients of single examples (leakage type 2)"],
-  client: ["Inside the client, its update", "sees the update before it leaves (leakage type 1)"],
-  server: ["The server", "sees what a client sends (leakage type 0)"],
-  broadcast: ["The other clients", "see the models that are sent out"],
-  release: ["Everyone", "sees the published model"],
+export const ADVERSARIES = {
+  example: ["Observer inside the client, per example", "sees the gradient of every example (leakage type 2)"],
+  client: ["Observer inside the client, per update", "sees the update before it is sent (leakage type 1)"],
+  server: ["The server", "sees what each client sends (leakage type 0)"],
+  broadcast: ["Other clients", "see the models that the server broadcasts"],
+  release: ["Everyone else", "sees the published model"],
 };
-const STATES = { queued: "waits", running: "runs", done: "done", failed: "failed", cancelled: "cancelled" };
+const STATES = { queued: "waiting", running: "running", done: "done", failed: "failed", cancelled: "cancelled" };
 
 // --- colours ----------------------------------------------------------------------------------------------------------
 
-const THEMES = { system: ["◐", "as the system"], light: ["☀", "light"], dark: ["☾", "dark"] };
+const THEMES = { system: ["◐", "follow the system"], light: ["☀", "light"], dark: ["☾", "dark"] };
 function theme(name) {
   if (name === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = name;
@@ -113,7 +113,7 @@ export function begin() {
   $("theme").addEventListener("click", () => {
     const names = Object.keys(THEMES);
     const next = names[(names.indexOf(stored()) + 1) % names.length];
-    try { localStorage.setItem("theme", next); } catch { /* a browser that stores nothing */ }
+    try { localStorage.setItem("theme", next); } catch { /* storage is disabled */ }
     theme(next);
   });
   const button = $("jobs-button");
@@ -146,7 +146,7 @@ function jobTable(told) {
   if (!told.jobs.length) return el("p", { class: "hint" }, "No jobs yet.");
   const rows = told.jobs.slice(0, 10).map((job) => el("tr", {},
     el("td", {}, job.title),
-    el("td", { class: `state-${job.state}` }, STATES[job.state] + (job.before ? ` (${job.before} before it)` : "")),
+    el("td", { class: `state-${job.state}` }, STATES[job.state] + (job.before ? ` (${job.before} ahead of it)` : "")),
     el("td", {}, job.message),
     el("td", {}, job.state === "queued" || job.state === "running"
       ? el("button", { type: "button", class: "quiet", onclick: () => ask(`/api/jobs/${job.id}/cancel`, {}).then(showJobs) }, "Cancel")
@@ -158,13 +158,13 @@ function newsList(told) {
   const limits = told.limits;
   const workers = told.workers.map((w) => `${w.pool} ${w.pid}${w.job ? " (busy)" : w.ready ? "" : " (starting)"}`).join(", ");
   return el("div", {},
-    el("p", { class: "hint" }, `Workers: ${workers}. A job may take ${Math.round(limits.seconds / 60)} minutes and `
-      + `${number(limits.memory / 1e9)} GB; ${limits.waiting} may wait.`),
+    el("p", { class: "hint" }, `Workers: ${workers}. Limits: ${Math.round(limits.seconds / 60)} minutes and `
+      + `${number(limits.memory / 1e9)} GB per job, ${limits.waiting} waiting jobs.`),
     told.news.length ? el("ul", { class: "hint" }, ...told.news.slice(-5).reverse().map((n) =>
       el("li", {}, `${new Date(n.time * 1000).toLocaleTimeString()}: ${n.text}`))) : null);
 }
 
-// Follows a job: every event, now and then how it waits, and its end. Returns a function that stops following.
+// Follows a job: calls `event` for every event, `wait` while nothing happens, and `end` once. Returns a function that stops it.
 export function follow(id, { event, wait, end }) {
   const source = new EventSource(`/api/jobs/${id}/events`);
   source.onmessage = (message) => event(JSON.parse(message.data));
@@ -175,7 +175,7 @@ export function follow(id, { event, wait, end }) {
   source.onerror = () => {
     if (++failures < 5) return;
     source.close();
-    end({ id, state: "failed", message: "The lab does not answer any more." });
+    end({ id, state: "failed", message: "The lab does not respond any more." });
   };
   return () => source.close();
 }
@@ -189,7 +189,7 @@ export function options(select, entries, chosen) {
 
 export const wholeOf = (id) => (/^\s*\d+\s*$/.test($(id).value) ? Number($(id).value) : $(id).value);
 
-// The form of a defence: its name, its strength, and the rest behind "more". `get()` gives its table of keys.
+// The form of a defence: its name, the keys of its strength, and all others under "More keys". `get()` returns its config section.
 export class DefenseForm {
   constructor(where, defenses, start, changed, sliders = false) {
     this.where = where; this.defenses = defenses; this.changed = changed; this.sliders = sliders;
@@ -244,7 +244,7 @@ export class DefenseForm {
   set(key, value) { this.values[key.key] = value; this.changed(); }
 }
 
-// A slider with a number field beside it; the field takes values beyond the slider's ends.
+// A slider with a number field; the field accepts values beyond the ends of the slider.
 export function slider({ id, label, unit, min, max, step, value, set, whole = false }) {
   const range = el("input", { type: "range", min, max, step, id: `${id}-range`, "aria-label": `${label}, slider` });
   const field = el("input", { type: "number", id, min: whole ? min : undefined, step: whole ? 1 : "any" });
@@ -254,11 +254,11 @@ export function slider({ id, label, unit, min, max, step, value, set, whole = fa
   return el("div", { class: "slider" }, el("label", { htmlFor: id }, label, unit ? el("span", { class: "hint" }, unit) : null), range, field);
 }
 
-// --- the account ------------------------------------------------------------------------------------------------------
+// --- ε ------------------------------------------------------------------------------------------------------
 
 export function accountNote(told) {
-  const laws = told.sampling === "poisson" ? "clients by Poisson sampling" : `clients by ${told.sampling} sampling`;
-  return `After ${told.rounds} rounds, δ = ${number(told.delta)}; ${laws}, batches by ${told.batching}; the smallest client holds ${told.smallest} examples.`;
+  const sampling = told.sampling === "poisson" ? "Poisson" : told.sampling;
+  return `After ${told.rounds} rounds, δ = ${number(told.delta)}. Sampling of clients: ${sampling}; of batches: ${told.batching}. The smallest client has ${told.smallest} examples.`;
 }
 
 function epsilonCell(entry) {
@@ -266,18 +266,18 @@ function epsilonCell(entry) {
   if (entry.epsilon === null) return el("td", { class: "number none" }, "no ε");
   return el("td", { class: "number" }, el("span", { class: "big" }, number(entry.epsilon)),
     el("div", { class: "hint", title: entry.means }, entry.certified ? entry.adjacency : `${entry.adjacency}, not certified`),
-    entry.weak ? el("div", { class: "weak", title: entry.means }, "rules out next to nothing") : null);
+    entry.weak ? el("div", { class: "weak", title: entry.means }, "hardly any protection") : null);
 }
 
 export function seatsTable(told, here) {
   const find = (tap, unit) => told.seats.find((s) => s.tap === tap && s.unit === unit);
   const taps = ["example", "client", "server", "broadcast", "release"];
   const rows = taps.map((tap) => el("tr", { class: tap === here ? "here" : "" },
-    el("th", { scope: "row" }, SEATS[tap][0], el("div", { class: "hint" }, SEATS[tap][1])),
+    el("th", { scope: "row" }, ADVERSARIES[tap][0], el("div", { class: "hint" }, ADVERSARIES[tap][1])),
     epsilonCell(find(tap, "example")), epsilonCell(find(tap, "client"))));
   return el("div", {},
     el("div", { class: "scroll" }, el("table", { class: "seats" },
-      el("thead", {}, el("tr", {}, el("th", {}, "Who watches"), el("th", { class: "number" }, "ε, one example"), el("th", { class: "number" }, "ε, one client"))),
+      el("thead", {}, el("tr", {}, el("th", {}, "Adversary"), el("th", { class: "number" }, "ε, one example"), el("th", { class: "number" }, "ε, one client"))),
       el("tbody", {}, ...rows))),
     why(told, taps), claims(told));
 }
@@ -286,16 +286,16 @@ function why(told, taps) {
   for (const tap of taps) for (const unit of ["example", "client"]) {
     const entry = told.seats.find((s) => s.tap === tap && s.unit === unit);
     if (!entry) continue;
-    lines.push(el("li", {}, `${SEATS[tap][0]}, one ${unit}: ${entry.epsilon === null ? "no ε" : `ε = ${number(entry.epsilon)}`} – ${entry.reason}`));
+    lines.push(el("li", {}, `${ADVERSARIES[tap][0]}, one ${unit}: ${entry.epsilon === null ? "no ε" : `ε = ${number(entry.epsilon)}`} – ${entry.reason}`));
     for (const text of entry.assumptions) if (!assumed.includes(text)) assumed.push(text);
   }
-  return el("details", {}, el("summary", {}, "Why, and what the numbers assume"), el("ul", {}, ...lines),
-    assumed.length ? el("h3", {}, "Certified numbers assume") : null, el("ul", {}, ...assumed.map((text) => el("li", {}, text))));
+  return el("details", {}, el("summary", {}, "Reasons and assumptions"), el("ul", {}, ...lines),
+    assumed.length ? el("h3", {}, "Assumptions of the certified values") : null, el("ul", {}, ...assumed.map((text) => el("li", {}, text))));
 }
 function claims(told) {
   if (!told.claims.length) return null;
   return el("details", {}, el("summary", {}, "What the papers claim (not certified)"),
-    el("ul", {}, ...told.claims.map((c) => el("li", {}, `${SEATS[c.tap]?.[0] || c.tap}, one ${c.unit}, rule ${c.rule}: ${c.epsilon === null ? "no ε" : `ε = ${number(c.epsilon)}`}${c.reason ? ` – ${c.reason}` : ""}`))));
+    el("ul", {}, ...told.claims.map((c) => el("li", {}, `${ADVERSARIES[c.tap]?.[0] || c.tap}, one ${c.unit}, rule ${c.rule}: ${c.epsilon === null ? "no ε" : `ε = ${number(c.epsilon)}`}${c.reason ? ` – ${c.reason}` : ""}`))));
 }
 
 // --- scripts ----------------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ export function showScripts(where, entries) {
   const draw = () => {
     const entry = entries.find((e) => e.id === tab);
     if (!entry) return;
-    fill(body, copyBox("Command line", entry.script.cli, "cli", "cli"), copyBox(entry.saved ? `TOML: ${entry.script.file}; run it again with ${entry.script.with_file}` : `TOML: save as ${entry.script.file}, then ${entry.script.with_file}`, entry.script.toml, "toml", "toml"));
+    fill(body, copyBox("Command line", entry.script.cli, "cli", "cli"), copyBox(entry.saved ? `TOML: ${entry.script.file}; repeat the run with ${entry.script.with_file}` : `TOML: save as ${entry.script.file}, then ${entry.script.with_file}`, entry.script.toml, "toml", "toml"));
     for (const button of tabs.children) button.setAttribute("aria-selected", String(button.dataset.id === tab));
   };
   const tabs = el("div", { class: "tabs", role: "tablist" }, ...entries.map((e) => {

@@ -1,14 +1,14 @@
-// The Leak page: a picture, a client, a defence, an attacker; the attack live on both sides, and ε beside it.
-import { $, DefenseForm, SEATS, Refused, accountNote, alertText, ask, begin, el, fill, follow, latest, number, options, seatsTable, showJobs, showScripts, visit, wholeOf, wrong } from "./common.js";
+// The Leak page: a picture, a client, a defence, an adversary; the live attack without and with the defence, and ε.
+import { $, DefenseForm, ADVERSARIES, Refused, accountNote, alertText, ask, begin, el, fill, follow, latest, number, options, seatsTable, showJobs, showScripts, visit, wholeOf, wrong } from "./common.js";
 import { lines } from "./chart.js";
 
-const PACE = 45; // milliseconds that a step is shown at least, when steps come faster
+const PACE = 45; // milliseconds for which a step is shown at least
 const NAMES = { open: "Without defence", defended: "With defence" };
 const FIELDS = ["batch", "local_steps", "iterations"];
 const SIZES = ["clients", "per_round", "rounds"];
 let choices, defense, picture, chosenPng = null, first = 0, total = 0;
 let job = null, stop = null;
-let attack = null; // what is shown: truth, frames by side, what was asked
+let attack = null; // the shown attack: true pictures, frames, settings
 
 begin();
 start().catch((error) => alertText(error.message));
@@ -18,10 +18,10 @@ async function start() {
   const from = choices.start.leak;
   picture = { ...from.picture };
   const sets = choices.datasets.filter((d) => choices.picture_sets.includes(d.name));
-  options($("dataset"), sets.map((d) => ({ value: d.name, disabled: !d.here, title: d.summary, text: d.here ? d.name : `${d.name} (not here: ${d.get})` })), picture.dataset);
+  options($("dataset"), sets.map((d) => ({ value: d.name, disabled: !d.here, title: d.summary, text: d.here ? d.name : `${d.name} (not installed: ${d.get})` })), picture.dataset);
   if (!sets.find((d) => d.name === picture.dataset)?.here) { picture = { ...picture, dataset: "digits" }; $("dataset").value = "digits"; }
   options($("model"), choices.models.filter((m) => choices.leak_models.includes(m.name)).map((m) => ({ value: m.name, title: m.summary })), from.model);
-  options($("tap"), choices.taps.map((t) => ({ value: t.name, title: t.summary, text: SEATS[t.name][0] })), from.tap);
+  options($("tap"), choices.taps.map((t) => ({ value: t.name, title: t.summary, text: ADVERSARIES[t.name][0] })), from.tap);
   options($("attack"), choices.attacks.map((a) => ({ value: a.name, title: a.summary })), from.attack);
   for (const id of FIELDS) $(id).value = from[id];
   for (const id of SIZES) $(id).value = from.federation[id];
@@ -69,7 +69,7 @@ async function gallery() {
 function say(told) {
   const chosen = told.pictures.find((p) => p.index === picture.index);
   const end = Math.min(first + told.pictures.length, told.total);
-  const which = picture.upload ? "your own picture is chosen" : chosen ? `picture ${chosen.index} is chosen, class ${chosen.label}` : `picture ${picture.index} is chosen`;
+  const which = picture.upload ? "your picture is selected" : chosen ? `picture ${chosen.index} is selected, class ${chosen.label}` : `picture ${picture.index} is selected`;
   $("which").textContent = `${first}–${end - 1} of ${told.total}; ${which}`;
 }
 
@@ -91,7 +91,7 @@ async function upload(file) {
   $("own-picture").src = told.png;
   $("own").hidden = false;
   for (const input of document.querySelectorAll("#gallery input")) input.checked = false;
-  $("which").textContent = "your own picture is chosen";
+  $("which").textContent = "your picture is selected";
   chosenPng = told.png;
   changed();
   preview();
@@ -103,7 +103,7 @@ const account = latest(async (signal) => {
   $("seats").classList.add("waiting");
   try {
     const told = await ask("/api/account", { leak: asked(), page: visit }, { signal });
-    $("account-note").textContent = `Of a training in which every client does what this one does. ${accountNote(told)}`;
+    $("account-note").textContent = `A training in which every client uses the settings above. ${accountNote(told)}`;
     showEpsilon(told);
     fill($("seats"), seatsTable(told, $("tap").value));
   } catch (error) {
@@ -118,10 +118,10 @@ function showEpsilon(told) {
   const tap = $("tap").value;
   const entry = told.seats.find((s) => s.tap === tap && s.unit === "example");
   if (!entry || entry.epsilon === null) {
-    fill($("epsilon"), el("strong", { class: "none" }, "no ε"), ` is certified at the attacked seat: ${entry ? entry.reason : "it has no account"}`);
+    fill($("epsilon"), el("strong", { class: "none" }, "no ε"), ` is certified against this adversary: ${entry ? entry.reason : "the ledger has no entry for it"}`);
     return;
   }
-  fill($("epsilon"), el("strong", {}, `ε = ${number(entry.epsilon)}`), ` for one example at the attacked seat, δ = ${number(entry.delta)} (${entry.adjacency}${entry.certified ? ", certified" : ", not certified"}). ${entry.means}`);
+  fill($("epsilon"), el("strong", {}, `ε = ${number(entry.epsilon)}`), ` for one example against this adversary, δ = ${number(entry.delta)} (${entry.adjacency}${entry.certified ? ", certified" : ", not certified"}). ${entry.means}`);
 }
 const scripts = latest(async (signal) => {
   try {
@@ -136,22 +136,22 @@ const scripts = latest(async (signal) => {
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     wrong("form-error", error.message);
-    fill($("scripts"), el("p", { class: "hint" }, "The settings above do not hold together yet."));
+    fill($("scripts"), el("p", { class: "hint" }, "These settings are not valid."));
   }
 });
 function changed() {
-  $("iterations-hint").textContent = $("attack").value === "inverting" ? "of Adam; the paper makes 4800" : "of L-BFGS, up to 20 steps each";
+  $("iterations-hint").textContent = $("attack").value === "inverting" ? "of Adam; the paper uses 4800" : "of L-BFGS, up to 20 steps each";
   stale();
   account();
   scripts();
 }
 
-// What is shown stays that of the attack: once the settings are others, it is said.
+// Tells the user when the settings differ from those of the shown attack.
 function stale() {
   if (job || !attack?.ended) return;
   const same = JSON.stringify(asked()) === JSON.stringify(attack.asked);
   $("sides").classList.toggle("waiting", !same);
-  state(same ? "" : "the settings have changed since: attack again to see what they do");
+  state(same ? "" : "the settings have changed since this attack: attack again to see their effect");
 }
 
 // --- the attack -------------------------------------------------------------------------------------------------------
@@ -170,8 +170,8 @@ async function launch() {
   blankSides();
   $("replay").hidden = true;
   fill($("chart"));
-  state(job.before ? `waits: ${job.before} before it` : "starts");
-  stop = follow(job.id, { event: heard, wait: (told) => state(told.state === "queued" ? `waits: ${told.before} before it` : $("state").textContent), end: ended });
+  state(job.before ? `waiting: ${job.before} jobs ahead` : "starting");
+  stop = follow(job.id, { event: heard, wait: (told) => state(told.state === "queued" ? `waiting: ${told.before} jobs ahead` : $("state").textContent), end: ended });
   showJobs();
 }
 async function cancel() {
@@ -189,7 +189,7 @@ function heard(event) {
   attack.frames.push(event);
   if (!attack.playing) { attack.playing = true; play(); }
 }
-// Steps come in bursts; each is shown for a moment, and a long tail is skipped so that the picture stays live.
+// Steps arrive in bursts. Each is shown for a moment; a long backlog is skipped, so that the picture stays live.
 function play() {
   const behind = attack.frames.length - 1 - attack.shown;
   if (behind > 0 && attack.live) {
@@ -208,12 +208,12 @@ function ended(told) {
 function finish() {
   const told = attack.ended;
   const words = { done: "done", cancelled: "cancelled", failed: "failed" };
-  state(told.state === "done" ? `done: ${number(told.result.seconds)} s of attacking, ${number(told.result.compile_seconds)} s of compiling` : `${words[told.state]}${told.message && told.message !== told.state ? `: ${told.message}` : ""}`);
+  state(told.state === "done" ? `done: attack ${number(told.result.seconds)} s, compilation ${number(told.result.compile_seconds)} s` : `${words[told.state]}${told.message && told.message !== told.state ? `: ${told.message}` : ""}`);
   if (told.state === "failed") wrong("form-error", told.message);
   draw();
 }
 
-// Before an attack the true picture is there already; once one runs, what it is about stays.
+// Shows the selected picture before an attack. A running attack keeps its own.
 function preview() {
   if (job) return;
   attack = null;
@@ -233,8 +233,8 @@ function blankSides() {
     const pairs = el("div", { class: truth && truth.flat().length > 1 ? "pairs" : "pairs single" });
     (truth || [[chosenPng]]).forEach((one, a) => one.forEach((png, e) => {
       const figure = el("figure", { class: "pair" },
-        el("div", {}, png ? el("img", { src: png, alt: truth ? `True picture, class ${attack.labels[a][e]}` : "The chosen picture" }) : el("div", { class: "blank" }), el("span", {}, "truth")),
-        el("div", {}, el("img", { class: "found", alt: "Rebuilt picture", hidden: true }), el("div", { class: "blank" }), el("span", {}, "rebuilt")),
+        el("div", {}, png ? el("img", { src: png, alt: truth ? `True picture, class ${attack.labels[a][e]}` : "The selected picture" }) : el("div", { class: "blank" }), el("span", {}, "truth")),
+        el("div", {}, el("img", { class: "found", alt: "Reconstructed picture", hidden: true }), el("div", { class: "blank" }), el("span", {}, "reconstructed")),
         el("figcaption"));
       figure.dataset.place = `${a}-${e}`;
       pairs.append(figure);
@@ -255,7 +255,7 @@ function draw() {
   $("frame").max = attack.frames.length - 1;
   $("frame").value = attack.shown;
   const now = upto.at(-1);
-  $("frame-text").textContent = now ? `${attack.shown + 1} of ${attack.frames.length}: ${now.evaluations} gradients tried` : "";
+  $("frame-text").textContent = now ? `${attack.shown + 1} of ${attack.frames.length}: ${now.evaluations} gradient evaluations` : "";
   const whole = attack.ended && attack.shown >= attack.frames.length - 1;
   if (whole || !attack.drawn || Date.now() - attack.drawn > 400) { attack.drawn = Date.now(); chart(upto); }
 }
@@ -267,35 +267,35 @@ function drawSide(side, frames) {
     if (!figure) return;
     const image = figure.querySelector("img.found");
     image.src = png; image.hidden = false;
-    image.alt = `Rebuilt picture, SSIM ${frame.ssim[e].toFixed(2)}`;
+    image.alt = `Reconstructed picture, SSIM ${frame.ssim[e].toFixed(2)}`;
     figure.querySelector(".blank")?.remove();
     figure.querySelector("figcaption").textContent = `SSIM ${frame.ssim[e].toFixed(2)}; label ${frame.labels[e]} (true: ${attack.labels[frame.attack][e]})`;
   });
   const scores = frames.flatMap((f) => f.ssim);
   const lead = frames.reduce((a, b) => (a.evaluations > b.evaluations ? a : b));
   fill(where.querySelector(".figures"),
-    el("dt", {}, scores.length > 1 ? "mean SSIM" : "SSIM"), el("dd", {}, `${(scores.reduce((a, b) => a + b, 0) / scores.length).toFixed(3)} (1: the same picture)`),
+    el("dt", {}, scores.length > 1 ? "mean SSIM" : "SSIM"), el("dd", {}, `${(scores.reduce((a, b) => a + b, 0) / scores.length).toFixed(3)} (1 = identical)`),
     el("dt", {}, "gradient distance"), el("dd", {}, `${number(lead.distance)} (squared)`),
-    el("dt", {}, "iteration"), el("dd", {}, `${lead.iteration}, ${lead.evaluations} gradients tried`));
+    el("dt", {}, "iteration"), el("dd", {}, `${lead.iteration}, ${lead.evaluations} gradient evaluations`));
   verdict(where, side);
 }
 function verdict(where, side) {
   const line = where.querySelector(".verdict"), told = attack.ended;
   line.className = "verdict";
   if (!told || attack.shown < attack.frames.length - 1) { line.textContent = ""; return; }
-  if (told.state !== "done") { line.textContent = told.state === "cancelled" ? "Cancelled before its end." : "Failed: see below the form."; return; }
+  if (told.state !== "done") { line.textContent = told.state === "cancelled" ? "Cancelled." : "Failed: see the message above."; return; }
   const result = told.result[side];
   if (!result) { line.textContent = "Choose a defence to see the difference."; return; }
   const rate = result.success_rate, count = result.pictures;
   if (rate > 0) {
     line.classList.add("leaks");
-    line.textContent = count > 1 ? `Leaks: ${Math.round(rate * count)} of ${count} pictures rebuilt.` : "Leaks: the picture was rebuilt.";
-    if (side === "defended") line.textContent += " The defence does not protect this seat.";
+    line.textContent = count > 1 ? `Leaks: ${Math.round(rate * count)} of ${count} pictures were reconstructed.` : "Leaks: the picture was reconstructed.";
+    if (side === "defended") line.textContent += " The defence does not protect against this adversary.";
   } else {
     line.classList.add(side === "defended" ? "holds" : "none");
-    line.textContent = side === "defended" ? "Not rebuilt by this attack. A failed attack proves nothing; a certified ε does." : "Not rebuilt by this attack; another one may.";
+    line.textContent = side === "defended" ? "This attack failed. A failed attack proves nothing; a certified ε does." : "This attack failed; another may succeed.";
   }
-  if (told.result[side].label_success_rate > 0 && rate === 0) line.textContent += " The label was found all the same.";
+  if (told.result[side].label_success_rate > 0 && rate === 0) line.textContent += " It did find the label.";
 }
 function chart(upto) {
   const series = ["open", "defended"].filter((s) => !(s === "defended" && attack.only)).map((side) => {
@@ -306,5 +306,5 @@ function chart(upto) {
     }
     return { name: side === "open" ? NAMES.open : `With ${attack.asked.defense.name}`, points: points.sort((a, b) => a[0] - b[0]) };
   });
-  lines($("chart"), { title: "How alike the rebuilt picture is", x: { label: "gradients tried (number, log scale)", log: true }, y: { label: "SSIM (1 = the same)", min: Math.min(0, ...series.flatMap((s) => s.points.map((p) => p[1]))), max: 1 }, series, guide: { y: 0.9, text: "counts as rebuilt from 0.9" } });
+  lines($("chart"), { title: "Similarity of the reconstructed picture", x: { label: "gradient evaluations (log scale)", log: true }, y: { label: "SSIM (1 = identical)", min: Math.min(0, ...series.flatMap((s) => s.points.map((p) => p[1]))), max: 1 }, series, guide: { y: 0.9, text: "counts as reconstructed from 0.9" } });
 }

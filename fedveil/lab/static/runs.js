@@ -1,8 +1,8 @@
-// The Runs page: browse, compare, follow a training live, open its report.
+// The Runs page: browse and compare runs, follow a training live, open a report.
 import { $, alertText, ask, begin, el, fill, number, percent, showScripts } from "./common.js";
 import { lines } from "./chart.js";
 
-const WORDS = { done: "done", running: "running", stopped: "stopped", left: "not finished" };
+const STATES = { done: "done", running: "running", stopped: "stopped", left: "unfinished" };
 let all = [], chosen = [], details = new Map(), marked = "";
 
 begin();
@@ -36,7 +36,7 @@ function list(force) {
   marked = mark;
   $("state").textContent = all.length ? `${shown.length} of ${all.length} runs` : "";
   if (!all.length) {
-    fill($("list"), el("p", {}, "No runs here yet. Train one on the ", el("a", { href: "/tradeoff" }, "Trade-off"), " page, or with ", el("code", {}, "fedveil train"), "."));
+    fill($("list"), el("p", {}, "No runs yet. Train one on the ", el("a", { href: "/tradeoff" }, "Trade-off"), " page, or with ", el("code", {}, "fedveil train"), "."));
     return;
   }
   const focus = document.activeElement?.dataset?.run;
@@ -52,7 +52,7 @@ function row(run) {
   const pick = el("button", { type: "button", class: "quiet", onclick: () => { box.checked = !box.checked; box.dispatchEvent(new Event("change")); } }, run.name);
   const done = run.status === "done" ? run.rounds : `${run.rounds_done ?? 0} of ${run.rounds ?? "?"}`;
   const cell = (label, text, kind) => el("td", { class: kind, "data-label": label }, text);
-  return el("tr", {}, el("td", {}, box), el("td", {}, pick), cell("State", WORDS[run.status] || run.status, `state-${run.status}`),
+  return el("tr", {}, el("td", {}, box), el("td", {}, pick), cell("State", STATES[run.status] || run.status, `state-${run.status}`),
     cell("Data", `${run.dataset}, ${run.clients} clients`), cell("Defence", run.defense.join(" + ")), cell("Rounds", String(done), "number"),
     cell("Accuracy", percent(run.accuracy), "number"), cell("ε, published model, one example", epsilon(run), "number"));
 }
@@ -67,7 +67,7 @@ async function show(which = chosen) {
   $("detail").hidden = !chosen.length;
   $("report").disabled = !chosen.length;
   $("clear").disabled = !chosen.length;
-  $("report").textContent = chosen.length > 1 ? "Open a report of all ticked" : "Open the report";
+  $("report").textContent = chosen.length > 1 ? "Open a report of the selected runs" : "Open the report";
   const missing = which.filter((name) => chosen.includes(name));
   for (const name of missing) {
     const before = details.get(name), first = before ? before.metrics.length : 0;
@@ -88,12 +88,12 @@ function charts(runs) {
   const where = $("charts");
   if (where.children.length !== 4) fill(where, el("p", { class: "hint", id: "progress", role: "status" }), el("div"), el("div"), el("div"));
   const live = runs.filter((r) => r.status === "running");
-  where.children[0].textContent = live.length ? `Live: ${live.map((r) => `${r.name} is at round ${r.metrics.length} of ${r.rounds}`).join("; ")}.` : runs.map((r) => `${r.name}: ${r.status === "done" ? `accuracy ${percent(r.accuracy)} on the ${r.split} part after ${r.rounds} rounds` : `${WORDS[r.status]} after ${r.metrics.length} of ${r.rounds} rounds; go on with: fedveil train --resume ${r.path}`}`).join(". ");
+  where.children[0].textContent = live.length ? `Live: ${live.map((r) => `${r.name} is at round ${r.metrics.length} of ${r.rounds}`).join("; ")}.` : runs.map((r) => `${r.name}: ${r.status === "done" ? `accuracy ${percent(r.accuracy)} on the ${r.split} data after ${r.rounds} rounds` : `${STATES[r.status]} after ${r.metrics.length} of ${r.rounds} rounds; resume with: fedveil train --resume ${r.path}`}`).join(". ");
   const pick = (key) => runs.map((r) => ({ name: r.name, points: r.metrics.filter((m) => m[key] !== null && m[key] !== undefined).map((m) => [m.round + 1, m[key]]) }));
   const x = { label: "round (number)", whole: true, min: 0, max: Math.max(1, ...runs.map((r) => r.metrics.length)) };
   lines(where.children[1], { title: "Accuracy on held-out data", x, y: { label: "accuracy (%)", min: 0, max: 1, percent: true }, series: pick("accuracy") });
   lines(where.children[2], { title: "Loss on held-out data", x, y: { label: "cross-entropy (nats)", min: 0 }, series: pick("loss") });
-  lines(where.children[3], { title: "Loss at the clients while training", x, y: { label: "cross-entropy (nats)", min: 0 }, series: pick("train_loss") });
+  lines(where.children[3], { title: "Training loss of the clients", x, y: { label: "cross-entropy (nats)", min: 0 }, series: pick("train_loss") });
 }
 function settings(runs) {
   const flat = runs.map((r) => flatten(r.config));
@@ -101,11 +101,11 @@ function settings(runs) {
   const differ = keys.filter((k) => new Set(flat.map((f) => f[k])).size > 1);
   const shown = runs.length > 1 ? differ : keys;
   $("settings-title").textContent = runs.length > 1 ? "Settings that differ" : "Settings";
-  if (!shown.length) { fill($("settings"), el("p", { class: "hint" }, "None: these runs have the same settings.")); return; }
+  if (!shown.length) { fill($("settings"), el("p", { class: "hint" }, "None: all settings are the same.")); return; }
   fill($("settings"), el("table", {}, el("thead", {}, el("tr", {}, el("th", {}, "key"), ...runs.map((r) => el("th", {}, r.name)))),
     el("tbody", {}, ...shown.map((k) => el("tr", {}, el("th", { scope: "row" }, el("code", {}, k)), ...flat.map((f) => el("td", {}, f[k] ?? "–")))))));
 }
-// Keys and values of the TOML that run folders hold: sections, and one key to a line.
+// Keys and values of a config.toml, which has one key per line.
 function flatten(text) {
   const made = {};
   let section = "", count = {};

@@ -1,5 +1,5 @@
-// The Trade-off page: noise, clip, rounds and clients on sliders; ε at once; accuracy from runs that are here, or trained now.
-import { $, DefenseForm, SEATS, Refused, accountNote, alertText, ask, begin, el, fill, follow, latest, number, options, percent, seatsTable, showJobs, showScripts, slider, visit, wrong } from "./common.js";
+// The Trade-off page: sliders for noise, clip, rounds and clients; ε at once; accuracy from finished runs or a new training.
+import { $, DefenseForm, ADVERSARIES, Refused, accountNote, alertText, ask, begin, el, fill, follow, latest, number, options, percent, seatsTable, showJobs, showScripts, slider, visit, wrong } from "./common.js";
 import { lines, scatter } from "./chart.js";
 
 const SLIDERS = [
@@ -20,11 +20,11 @@ async function start() {
   const from = choices.start.trade;
   for (const one of SLIDERS) values[one.id] = from[one.id];
   values.seed = from.seed;
-  options($("dataset"), choices.datasets.map((d) => ({ value: d.name, title: d.summary, text: d.here ? d.name : `${d.name} (ε only: its files are not here)` })), from.dataset);
+  options($("dataset"), choices.datasets.map((d) => ({ value: d.name, title: d.summary, text: d.here ? d.name : `${d.name} (ε only: not installed)` })), from.dataset);
   models(from.model);
   sliders();
   defense = new DefenseForm($("defense"), choices.defenses, from.defense, changed, true);
-  options($("seat"), ["example", "client", "server", "broadcast", "release"].map((t) => ({ value: t, text: SEATS[t][0] })), "release");
+  options($("seat"), ["example", "client", "server", "broadcast", "release"].map((t) => ({ value: t, text: ADVERSARIES[t][0] })), "release");
   $("dataset").addEventListener("change", () => { Object.assign(values, dataset().defaults); delete values.lr; models(); sliders(); changed(); });
   $("model").addEventListener("change", changed);
   for (const id of ["seat", "unit"]) $(id).addEventListener("change", drawScatter);
@@ -35,7 +35,7 @@ async function start() {
 const dataset = () => choices.datasets.find((d) => d.name === $("dataset").value);
 function models(chosen) {
   const fit = choices.models.filter((m) => dataset().kind === "image" || !m.images);
-  options($("model"), fit.map((m) => ({ value: m.name, title: m.summary, text: m.name === dataset().model ? `${m.name} (usual)` : m.name })), chosen && fit.some((m) => m.name === chosen) ? chosen : dataset().model);
+  options($("model"), fit.map((m) => ({ value: m.name, title: m.summary, text: m.name === dataset().model ? `${m.name} (default)` : m.name })), chosen && fit.some((m) => m.name === chosen) ? chosen : dataset().model);
 }
 function sliders() {
   fill($("sliders"), ...SLIDERS.map((one) => slider({ ...one, step: 1, whole: true, value: values[one.id], set: (value) => { values[one.id] = value; changed(); } })));
@@ -74,7 +74,7 @@ const knownNow = latest(async (signal) => {
     if (!(error instanceof Refused)) throw error;
     known = null;
     wrong("form-error", error.message);
-    fill($("scripts"), el("p", { class: "hint" }, "The settings do not hold together yet."));
+    fill($("scripts"), el("p", { class: "hint" }, "These settings are not valid."));
   }
   answer();
   drawScatter();
@@ -83,14 +83,14 @@ function changed() { accountNow(); knownNow(); }
 
 function answer() {
   const where = $("accuracy");
-  if (!known) { fill(where, "No accuracy: the settings do not hold together yet."); return; }
+  if (!known) { fill(where, "No accuracy: these settings are not valid."); return; }
   const same = known.same[0];
-  if (same) { fill(where, el("strong", {}, percent(same.accuracy)), ` on the ${same.split} part: measured by run ${same.name}, with these very settings.`); return; }
+  if (same) { fill(where, el("strong", {}, percent(same.accuracy)), ` on the ${same.split} data, measured by run ${same.name} with exactly these settings.`); return; }
   const near = nearest();
-  fill(where, dataset().here ? "Not measured yet with these settings: train them." : `Not measured: the files of ${dataset().name} are not here (${dataset().get}).`,
-    near ? el("span", { class: "hint" }, ` Nearest run here: ${percent(near.run.accuracy)} with ${near.differs.join(", ")} (${near.run.name}).`) : null);
+  fill(where, dataset().here ? "Not measured yet: train with these settings." : `Not measured: ${dataset().name} is not installed (${dataset().get}).`,
+    near ? el("span", { class: "hint" }, ` Nearest run: ${percent(near.run.accuracy)} with ${near.differs.join(", ")} (${near.run.name}).`) : null);
 }
-// The run with the fewest other settings; ties go to the closer numbers.
+// The run whose settings are closest.
 function nearest() {
   const want = { ...values, ...Object.fromEntries(Object.entries(fullDefense()).map(([k, v]) => [`defense.${k}`, v])) };
   let best = null;
@@ -125,7 +125,7 @@ function drawScatter() {
   const points = known.runs.map((run) => ({ x: epsilonOf(run.ledger, tap, unit), y: run.accuracy, series: run.defense.join(" + "), same: run.same, text: `${run.name}: accuracy ${percent(run.accuracy)}, ${run.settings.rounds} rounds, ${run.settings.clients} clients${run.settings["defense.noise"] !== undefined ? `, noise ${run.settings["defense.noise"]}` : ""}` }));
   const names = [...new Set(points.map((p) => p.series))].sort();
   const line = account ? epsilonOf(account.seats, tap, unit) : null;
-  scatter($("scatter"), { title: `Runs on ${$("dataset").value}`, x: { label: `ε for one ${unit}, ${SEATS[tap][0].toLowerCase()} (log scale)`, log: true }, y: { label: "accuracy (%)", min: 0, max: 1, percent: true }, points, names, line, lane: "no ε" });
+  scatter($("scatter"), { title: `Runs on ${$("dataset").value}`, x: { label: `ε for one ${unit}, ${ADVERSARIES[tap][0].toLowerCase()} (log scale)`, log: true }, y: { label: "accuracy (%)", min: 0, max: 1, percent: true }, points, names, line, lane: "no ε" });
 }
 
 // --- training ---------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ async function train() {
   const rows = [], run = job.run;
   let rounds = values.rounds;
   buttons();
-  say(job.before ? `waits: ${job.before} before it` : "starts: compiling takes some seconds");
+  say(job.before ? `waiting: ${job.before} jobs ahead` : "starting: compilation takes some seconds");
   follow(job.id, {
     event: (event) => {
       if (event.text) say(event.text);
@@ -147,11 +147,11 @@ async function train() {
       say(`round ${event.round + 1} of ${rounds}`);
       live(rows, run, rounds);
     },
-    wait: (told) => { if (told.state === "queued") say(`waits: ${told.before} before it`); },
+    wait: (told) => { if (told.state === "queued") say(`waiting: ${told.before} jobs ahead`); },
     end: (told) => {
       job = null;
       buttons();
-      say(told.state === "done" ? `done: accuracy ${percent(told.result.accuracy)} on the ${told.result.split} part` : `${told.state}: ${told.message}`);
+      say(told.state === "done" ? `done: accuracy ${percent(told.result.accuracy)} on the ${told.result.split} data` : `${told.state}: ${told.message}`);
       if ($("live-chart")) $("live").firstChild.textContent = `Last training: ${run}`;
       knownNow();
     },

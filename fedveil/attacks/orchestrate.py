@@ -1,0 +1,385 @@
+"""`fedveil.attack`: a whole attack, from the config to the scored result, for a config, a run or a file of gradients.
+
+The command line, the lab, the demo and the recipes all call `attack`, or `attack_federation` where they have a federation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedveil.attacks import games, results, study
+from fedveil.attacks.base import Attack, Execution, Progress, Reconstruction, ReconstructionAttack, check_tap, silent
+from fedveil.attacks.games.federations import Target
+from fedveil.attacks.games.outcome import Outcome
+from fedveil.attacks.inference.base import InferenceAttack
+from fedveil.attacks.registry import checked
+from fedveil.attacks.study import Study
+from fedveil.config import AttackConfig, Config, for_attack, from_dict, load, resolve, to_toml
+from fedveil.core.errors import ConfigError
+from fedveil.core.keys import Draws
+from fedveil.data.registry import DATASETS
+from fedveil.federation import Arrays, Federation, build_model, in_memory, prepare
+from fedveil.models.net import Model
+from fedveil.runs import RunFolder, environment, write_text
+
+if TYPE_CHECKING:
+    from fedveil.simulation.server import ServerState
+
+Settings = Config | Mapping[str, Any] | Sequence[str] | str | Path | None
+STORED_STEPS = (1, 5, 20, 100)  # iterations of which pictures are stored beside the result
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """A finished attack. One of `study`, `outcome` and `reconstruction` holds the details."""
+
+    document: dict[str, Any]
+    study: Study | None = field(default=None, repr=False)  # a reconstruction with scores
+    outcome: Outcome | None = field(default=None, repr=False)  # an inference attack
+    reconstruction: Reconstruction | None = field(default=None, repr=False)  # of a caller's own gradients, unscored
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON document of `fedveil attack --json`."""
+        return dict(self.document)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Where results go: a run folder or a folder of attacks, and a folder of pictures."""
+
+    run: Path | None = None
+    out: Path | None = None
+    pictures: Path | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        return self.out or self.run
+
+
+def attack(
+    settings: Settings = None,
+    *,
+    run: str | Path | None = None,
+    gradients: str | Path | None = None,
+    data: Arrays | None = None,
+    model: Model | None = None,
+    attack: Attack | None = None,
+    out: str | Path | None = None,
+    pictures: str | Path | None = None,
+    progress: Progress | None = None,
+) -> AttackResult:
+    """Attacks a federation and scores the result.
+
+    `settings`: nested dicts as in a config file, a `Config`, the path of a TOML file, or a list of `section.key=value`.
+    `run`: attack the training of this run folder; settings may then hold `[attack]` alone. `gradients`: attack the
+    gradients in this file, of which nobody knows the truth. `data`, `model`: as in `fedveil.train`. `attack`: an attack
+    object in place of the one that `[attack]` names. `out`: a folder to store the result in (a run stores it in its own).
+    `pictures`: a folder for pictures. `progress`: called with the steps done and their total.
+    """
+    files = _checked_files(run, gradients, out, pictures)
+    report = progress or silent
+    config = _config(settings) if run is None else _config_of_run(Path(run), settings)
+    config, chosen = _with_attack(config, attack)
+    if run is None and isinstance(chosen, ReconstructionAttack):
+        config = for_attack(config)
+    if gradients is not None:
+        return _on_gradients(config, chosen, Path(gradients), files, model, report)
+    dataset = None
+    if data is not None:
+        dataset, config = in_memory(data, config)
+    if run is not None and model is None and RunFolder.open(Path(run)).read_info().get("own_model"):
+        raise ConfigError("run", str(run), "was trained with a model of its own: attack it from Python")
+    if files.out is not None:
+        _check_same(files.out, resolve(config, trainable=False))
+    target = Target(config, _draws(config, files), dataset, model)
+    if isinstance(chosen, InferenceAttack):
+        return _infer(target, chosen, files, report)
+    assert isinstance(chosen, ReconstructionAttack)
+    return _reconstruct(target, chosen, files, report)
+
+
+def attack_federation(
+    federation: Federation,
+    state: ServerState,
+    number: int,
+    bench: AttackConfig,
+    *,
+    folder: Path | None = None,
+    steps: Sequence[int] = (),
+    progress: Progress = silent,
+) -> AttackResult:
+    """A reconstruction on round `number` of a federation at hand, in the given state, as `[attack]` says.
+
+    `folder`: the run folder to store it in, with pictures of the iterations `steps`.
+    """
+    chosen = bench.make()
+    assert isinstance(chosen, ReconstructionAttack), "an inference attack trains its own federations"
+    done = study.run(federation, state, number, chosen, bench, progress)
+    config = federation.config.model_copy(update={"attack": bench})
+    document = _described(done.as_dict(), config, model=config.model.name)
+    if folder is not None:
+        from fedveil.attacks.gallery import gallery
+
+        shown = gallery(done, config.speed.precision, steps=steps)
+        document["stored"] = str(results.save(folder, bench.model_dump(), document, shown))
+    return AttackResult(document, study=done)
+
+
+# --- configs
+
+
+def _config(settings: Settings) -> Config:
+    if isinstance(settings, Config):
+        return settings
+    if isinstance(settings, str | Path):
+        return load(settings)
+    if settings is None or isinstance(settings, Mapping):
+        return from_dict(dict(settings or {}))
+    return load(None, list(settings))
+
+
+def _config_of_run(run: Path, settings: Settings) -> Config:
+    """The run's own config, with the given keys of `[attack]`."""
+    if isinstance(settings, Config | str | Path):
+        takes = "a run has its own config: only keys of [attack] can be set"
+        raise ConfigError("settings", str(settings) if not isinstance(settings, Config) else "a Config", takes)
+    given = [] if settings is None or isinstance(settings, Mapping) else list(settings)
+    for item in given:
+        if not item.strip().startswith("attack."):
+            raise ConfigError("-s", item, "a run has its own config: only attack.key=value can be set")
+    folder = RunFolder.open(run)
+    if not isinstance(settings, Mapping):
+        return load(folder.config, given)
+    for section, value in settings.items():
+        if section != "attack":
+            raise ConfigError(section, value, "a run has its own config: only keys of [attack] can be set")
+    own = load(folder.config)
+    keys = {**own.attack.model_dump(exclude_unset=True), **settings.get("attack", {})}
+    return own.model_copy(update={"attack": from_dict({"attack": keys}).attack})
+
+
+def _with_attack(config: Config, attack: Attack | None) -> tuple[Config, Attack]:
+    """The config and the attack object: the caller's own, or the one that `[attack]` names."""
+    if attack is None:
+        return config, config.attack.make()
+    chosen, bench = checked(attack), config.attack
+    for key, value in {**bench.own(), **({"tap": bench.tap} if "tap" not in chosen.bench else {})}.items():
+        if value is not None:
+            raise ConfigError(f"attack.{key}", value, "is set beside an attack object: set it on the object")
+    keys = {key: value for key, value in asdict(chosen).items() if value is not None}  # type: ignore[call-overload]
+    return config.model_copy(update={"attack": bench.model_copy(update={"name": chosen.name, **keys})}), chosen
+
+
+def _checked_files(
+    run: str | Path | None, gradients: str | Path | None, out: str | Path | None, pictures: str | Path | None
+) -> _Files:
+    if run is not None and gradients is not None:
+        raise ConfigError("gradients", str(gradients), "and run are two things to attack: keep one of them")
+    if out == "":
+        raise ConfigError("out", out, "takes a folder to keep the attack in")
+    if out is not None and (run is not None or gradients is not None):
+        other = "an attack on a run is kept in that run" if run is not None else "gradients are kept with pictures"
+        raise ConfigError("out", str(out), f"{other}: leave it out")
+    if pictures == "":
+        raise ConfigError("pictures", pictures, "takes a folder to write to")
+    return _Files(*(None if path is None else Path(path) for path in (run, out, pictures)))
+
+
+def _check_same(out: Path, config: Config) -> None:
+    """Several attacks may be stored in one folder if they are on the same federation."""
+    own = RunFolder(out).config
+    if own.exists() and load(own) != config.model_copy(update={"attack": AttackConfig()}):
+        raise ConfigError("out", str(out), "holds attacks on another config, or a run: give another folder")
+
+
+def _draws(config: Config, files: _Files) -> Draws:
+    """The draws of the run, or of the attacks in the folder; else those of the config."""
+    seed = config.train.noise_seed
+    if files.run is not None or (files.out is not None and RunFolder(files.out).config.exists()):
+        assert files.folder is not None
+        return RunFolder(files.folder).draws(seed)
+    return Draws.of(seed)
+
+
+# --- reconstructions
+
+
+def _reconstruct(target: Target, chosen: ReconstructionAttack, files: _Files, progress: Progress) -> AttackResult:
+    bench = target.config.attack
+    number = _round(target.config, files.run)
+    check_tap(chosen, bench.at)
+    federation = prepare(target.config, dataset=target.dataset, model=target.model, trainable=False, draws=target.draws)
+    state = _state(federation, number, files.run)
+    done = study.run(federation, state, number, chosen, bench, progress)
+    document = _described(done.as_dict(), target.config, model=federation.config.model.name)
+    precision = federation.config.speed.precision
+    if files.folder is not None:
+        from fedveil.attacks.gallery import gallery
+
+        # Each step costs as much as the attacks again, so they are stored only where pictures are asked for.
+        shown = gallery(done, precision, steps=STORED_STEPS if files.pictures is not None else ())
+        document["stored"] = _store(files.folder, federation.config, target.draws, document, shown)
+    if files.pictures is not None:
+        document["pictures"] = _draw(done, files.pictures, precision)
+    return AttackResult(document, study=done)
+
+
+def _round(config: Config, run: Path | None) -> int:
+    """The round that is attacked."""
+    asked = config.attack.round
+    if run is None:
+        if asked and not DATASETS[config.data.name].trainable:
+            raise ConfigError("attack.round", asked, "this dataset cannot be trained on: attack round 0")
+        return asked or 0
+    done = RunFolder.open(run).checkpoint_round()
+    number = done if asked is None else asked
+    if number not in (0, done):
+        takes = f"a run keeps its start and its last checkpoint: attack round 0 or {done}"
+        raise ConfigError("attack.round", number, takes)
+    return number
+
+
+def _state(federation: Federation, number: int, run: Path | None) -> ServerState:
+    """The server's state before the attacked round: from the run's checkpoint, or trained up to it."""
+    if run is None or not number:
+        return study.state_before(federation, number)
+    kept = RunFolder.open(run).restore(federation.simulator.start())
+    if kept is None or kept.round != number:
+        raise ConfigError("run", str(run), "its checkpoint is missing or of another round: resume it first")
+    return federation.simulator.adopt(kept.state)
+
+
+def _draw(done: Study, folder: Path, precision: str) -> list[str]:
+    from fedveil.attacks.pictures import write_film, write_grid
+
+    folder.mkdir(parents=True, exist_ok=True)
+    truth, found = study.steps(done, 8, precision)
+    write_grid(folder / "grid.png", [truth, *found])
+    write_film(folder / "steps.gif", truth, found)
+    return [str(folder / "grid.png"), str(folder / "steps.gif")]
+
+
+# --- inference attacks
+
+
+def _infer(target: Target, chosen: InferenceAttack, files: _Files, progress: Progress) -> AttackResult:
+    """An inference attack trains what it attacks: of a run, the same federation again, because its draws are keyed."""
+    done = games.play(target, chosen, progress)
+    document = _described(done.document, target.config, run=None if files.run is None else str(files.run))
+    if files.folder is not None:
+        shown = results.unscored(done.pictures, done.captions)
+        document["stored"] = _store(files.folder, resolve(target.config), target.draws, document, shown, done.curves)
+    if files.pictures is not None:
+        document["pictures"] = _draw_outcome(done, files.pictures)
+    return AttackResult(document, outcome=done)
+
+
+def _draw_outcome(done: Outcome, folder: Path) -> list[str]:
+    from fedveil.attacks.pictures import write_grid
+    from fedveil.report.charts import Curve, roc_chart, write
+
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    if done.pictures:
+        write_grid(folder / "grid.png", list(done.pictures))
+        made.append(str(folder / "grid.png"))
+    if done.curves:
+        curves = [Curve(name, *pair) for name, pair in done.curves.items()]
+        write(folder / "roc.svg", roc_chart(curves, "ROC"))
+        made.append(str(folder / "roc.svg"))
+    return made
+
+
+# --- gradients from a file
+
+
+def _on_gradients(
+    config: Config, chosen: Attack, path: Path, files: _Files, model: Model | None, progress: Progress
+) -> AttackResult:
+    """Attacks the gradients in a file. Nobody knows the truth, so the result is written with its gradient distance."""
+    from fedveil.attacks.files import read_gradients
+    from fedveil.attacks.observation import of_gradients
+    from fedveil.attacks.pictures import write_grid
+
+    attack = _check_gradients(config, chosen)
+    config = resolve(config, trainable=False)
+    info, folder = DATASETS[config.data.name], files.pictures or Path("reconstructed")
+    network = model if model is not None else build_model(config, info.shape, info.classes)
+    params, gradients = read_gradients(path, network)
+    span = (0.0, 1.0) if info.kind == "image" else None
+    batch = config.train.batch or 1
+    seen = of_gradients(network, params, gradients, info.shape, info.classes, examples=batch, span=span)
+    seeds = tuple(range(config.attack.seeds))
+    found = attack.run(seen, Execution(seeds, config.speed.precision, progress))
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "found.npz", inputs=found.inputs, labels=found.labels, distance=found.distance)
+    if info.kind == "image":
+        write_grid(folder / "found.png", list(found.inputs[:16]))
+    document = {
+        "attack": attack.name,
+        "success_rate": None,
+        "label_success_rate": None,
+        "labels": found.labels.tolist(),
+        "distance": found.distance.tolist(),
+        "iterations": found.iterations.tolist(),
+        "ending": found.ending.tolist(),
+        "seconds": found.seconds,
+        "images": len(found),
+        "rule": "none: the truth is not known",
+        "found": str(folder / "found.npz"),
+    }
+    return AttackResult(document, reconstruction=found)
+
+
+def _check_gradients(config: Config, chosen: Attack) -> ReconstructionAttack:
+    """Refuses keys that are not read for a file of gradients."""
+    if not isinstance(chosen, ReconstructionAttack):
+        takes = "infers and does not reconstruct: gradients of a file take one of the reconstructions, such as cpl"
+        raise ConfigError("attack.name", chosen.name, takes)
+    for key in sorted({"tap", "images", "round", "rule"} & config.attack.model_fields_set):
+        takes = (
+            "is not read with --gradients, where all that the file holds is attacked and nothing scored: leave it out"
+        )
+        raise ConfigError(f"attack.{key}", getattr(config.attack, key), takes)
+    names = [d.name for d in config.defense]
+    if names != ["none"]:
+        raise ConfigError("defense", names, "the gradients of a file are as they were seen: leave it out")
+    if "labels" in chosen.capabilities():
+        raise ConfigError("attack.label", "given", "a file of gradients holds no labels: take 'infer' or 'joint'")
+    return chosen
+
+
+# --- documents and folders
+
+
+def _described(document: dict[str, Any], config: Config, **more: Any) -> dict[str, Any]:
+    return {**document, "defense": [d.name for d in config.defense], **more}
+
+
+def _store(
+    path: Path,
+    config: Config,
+    draws: Draws,
+    document: dict[str, Any],
+    shown: results.Pictures | None,
+    curves: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
+) -> str:
+    """Writes an attack into a run folder, or into one that is made to hold attacks alone; returns the path."""
+    run = RunFolder(path)
+    with run.writing():
+        if not run.config.exists():
+            _begin_folder(path, config, draws)
+        return str(results.save(path, config.attack.model_dump(), document, shown, curves))
+
+
+def _begin_folder(path: Path, config: Config, draws: Draws) -> None:
+    """A folder of attacks without a training: its secret, its config, and the versions used."""
+    run = RunFolder.create(path)
+    run.keep(draws)
+    write_text(run.config, to_toml(config.model_copy(update={"attack": AttackConfig()})))
+    run.write_info(status="attacked", rounds_done=0, **environment())

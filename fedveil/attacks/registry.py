@@ -1,0 +1,129 @@
+"""The table of attacks, and how the keys of `[attack]` become an attack object. Cheap to import: no JAX.
+
+An attack from outside is one file: a frozen dataclass below `ReconstructionAttack` or below a base class of
+`inference.base`. It becomes known by `register_attack`, or as an entry point of the group `fedveil.attacks` in an installed
+package; entry points are loaded when a name is looked up that is not in the table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from fedveil.attacks.base import Attack, ReconstructionAttack, keys
+from fedveil.attacks.inference.base import InferenceAttack
+from fedveil.attacks.inference.client_membership import ClientMembership
+from fedveil.attacks.inference.inversion import Inversion
+from fedveil.attacks.inference.lira import LiRA
+from fedveil.attacks.inference.loss_threshold import LossThreshold
+from fedveil.attacks.inference.melis import Melis
+from fedveil.attacks.inference.rmia import RMIA
+from fedveil.attacks.reconstruction.aono import Aono
+from fedveil.attacks.reconstruction.cpl import CPL
+from fedveil.attacks.reconstruction.dlg import DLG
+from fedveil.attacks.reconstruction.idlg import IDLG
+from fedveil.attacks.reconstruction.inverting import Inverting
+from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
+from fedveil.core.validation import one_line
+
+GROUP = __name__.rpartition(".")[0]  # of entry points: the name of this package
+
+ATTACKS: dict[str, type[Attack]] = {
+    kind.name: kind
+    for kind in (
+        CPL,
+        DLG,
+        IDLG,
+        Inverting,
+        Aono,
+        Inversion,
+        LossThreshold,
+        LiRA,
+        RMIA,
+        ClientMembership,
+        Melis,
+    )
+}
+
+Kind = TypeVar("Kind", bound=type[Attack])
+
+
+def register_attack(kind: Kind) -> Kind:
+    """Makes an attack known by its name, so that a config may use it; also as a decorator of the class.
+
+    Registering a class again under its name replaces it.
+    """
+    bases = (ReconstructionAttack, InferenceAttack)
+    if not (isinstance(kind, type) and issubclass(kind, bases) and dataclasses.is_dataclass(kind) and kind.name):
+        takes = "takes a dataclass with a name, below ReconstructionAttack or a base class of fedveil.attacks.inference"
+        raise ConfigError("register_attack", kind, takes)
+    ATTACKS[kind.name] = kind
+    return kind
+
+
+def attack_kind(name: object) -> type[Attack]:
+    """The class of the attack called `name`; looks into installed packages where the table does not have it."""
+    if isinstance(name, str) and name not in ATTACKS and name in (found := _installed()):
+        register_attack(found[name].load())
+    if not isinstance(name, str) or name not in ATTACKS:
+        raise unknown_name("attack.name", name, attack_names())
+    return ATTACKS[name]
+
+
+def attack_names() -> tuple[str, ...]:
+    """The names of all attacks, those of installed packages last."""
+    return tuple(dict.fromkeys((*ATTACKS, *_installed())))
+
+
+@cache
+def _installed() -> dict[str, EntryPoint]:
+    """Entry points of installed packages by name."""
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def make_attack(name: str, /, **given: Any) -> Attack:
+    """The attack called `name` with its defaults, changed by the given keys; checked. None counts as not given."""
+    return made(attack_kind(name), given)
+
+
+def checked(attack: Attack) -> Attack:
+    """A caller's own attack object, checked like one from a config."""
+    if not isinstance(attack, ReconstructionAttack | InferenceAttack) or not dataclasses.is_dataclass(attack):
+        raise ConfigError("attack", attack, "takes an attack object, such as fedveil.attacks.registry.CPL()")
+    return made(type(attack), {f.name: getattr(attack, f.name) for f in dataclasses.fields(attack)})
+
+
+def made(kind: type[Attack], given: dict[str, Any]) -> Attack:
+    """An attack of a class from its keys: names, then types and ranges, then what keys mean together."""
+    known = keys(kind)
+    given = {key: value for key, value in given.items() if value is not None}
+    for key, value in given.items():
+        if key not in known:
+            raise ConfigError(f"attack.{key}", value, f"{kind.name} has no such key; " + did_you_mean(key, known))
+    for key, table in kind.choices.items():
+        if key in given and given[key] not in table:
+            raise unknown_name(f"attack.{key}", given[key], table)
+    try:
+        valid = schema(kind).model_validate(given)  # type: ignore[arg-type]  # a class is hashable
+    except ValidationError as error:
+        raise one_line(error, prefix="attack") from None
+    attack = kind(**{key: getattr(valid, key) for key in known})
+    attack.check()
+    return attack
+
+
+@cache
+def schema(kind: Any) -> type[BaseModel]:
+    """A strict pydantic model of an attack's fields: types, ranges and descriptions."""
+    hints: dict[str, Any] = {}
+    for base in kind.__mro__:  # a field that a subclass gives another default keeps its range
+        for key, hint in get_type_hints(base, include_extras=True).items():
+            if key not in hints or (hasattr(hint, "__metadata__") and not hasattr(hints[key], "__metadata__")):
+                hints[key] = hint
+    fields: dict[str, Any] = {f.name: (hints[f.name], f.default) for f in dataclasses.fields(kind)}
+    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    return create_model(kind.__name__, __config__=strict, **fields)

@@ -1,0 +1,69 @@
+"""Registries that third parties can extend: by a call in Python, or by an entry point of an installed package.
+
+An entry point names an object. Its package need not be imported by anyone: it is found when a name is looked up that is not
+known, or when all names are listed.
+
+    [project.entry-points."fedveil.defenses"]
+    loud = "my_package.defense:Loud"
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, MutableMapping
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Registry(MutableMapping[str, Item], Generic[Item]):
+    """Items by name. `group` names the entry points to read, `register` adds what one of them holds."""
+
+    def __init__(self, group: str, register: Callable[[Item], object], built_in: dict[str, Item] | None = None) -> None:
+        self.group, self._register = group, register
+        self._items: dict[str, Item] = dict(built_in or {})
+        self._discovered = False
+
+    def __getitem__(self, name: str) -> Item:
+        if name not in self._items:
+            self._discover()
+        return self._items[name]
+
+    def __setitem__(self, name: str, item: Item) -> None:
+        self._items[name] = item
+
+    def __delitem__(self, name: str) -> None:
+        del self._items[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._discover()
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        self._discover()
+        return len(self._items)
+
+    def _discover(self) -> None:
+        """Loads the entry points, once. One that fails costs a line on stderr: the others still work."""
+        if self._discovered:
+            return
+        self._discovered = True
+        for entry in entry_points(group=self.group):
+            try:
+                self._load(entry)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}".replace("\n", " ")
+                print(f"fedveil: plug-in '{entry.name}' of {self.group} is left out ({reason})", file=sys.stderr)
+
+    def _load(self, entry: EntryPoint) -> None:
+        """Registers an entry point's object. A module registers what it holds when it is imported."""
+        found = entry.load()
+        if isinstance(found, ModuleType):
+            return
+        known = self._items.get(getattr(found, "name", entry.name))
+        if known is None:
+            self._register(found)
+        elif known is not found and type(known) is not found:
+            raise ValueError(f"the name {getattr(found, 'name', entry.name)!r} is taken")

@@ -1,0 +1,98 @@
+"""Small services that every layer uses: modules and results, JSON text, the machine's cores, the cache folder.
+
+Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class Lazy:
+    """Stands for a module until one of its names is needed: tables, ledgers and `--help` do not wait for JAX."""
+
+    def __init__(self, module: str):
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._module), name)
+
+
+class CallableModule(ModuleType):
+    """A module that can be called like its function of the same name.
+
+    `fedveil.audit(...)` and `import fedveil.audit.run` both work, in any order.
+
+    Importing a submodule sets it as an attribute of its package, where it hides a function of the same name.
+    """
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return getattr(self, self.__name__.rpartition(".")[2])(*arguments, **keywords)
+
+
+def make_callable(module: str) -> None:
+    """Lets a module be called like its function of the same name."""
+    sys.modules[module].__class__ = CallableModule
+
+
+class Documented(Protocol):
+    """A result that can be written as a JSON document."""
+
+    def as_dict(self) -> dict[str, object]: ...
+
+
+Item = TypeVar("Item", bound=Documented)
+
+
+class Rows(tuple[Item, ...], Generic[Item]):
+    """The rows of a result; `as_dict()` is its JSON document, a list."""
+
+    def as_dict(self) -> list[dict[str, object]]:
+        return [row.as_dict() for row in self]
+
+
+def to_json(value: object, indent: int | None = None) -> str:
+    """Strict JSON: numbers that are not finite become null, paths become text."""
+    return json.dumps(_plain(value), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if hasattr(value, "item") and not isinstance(value, str | int | float):
+        value = value.item()  # a numpy number
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def cores() -> int:
+    """The number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def processor() -> str:
+    """The system's description of its processors; empty where it has none."""
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def user_cache(part: str) -> Path:
+    """`$XDG_CACHE_HOME/fedveil/PART`, by default below `~/.cache`: for what can be made or fetched again.
+
+    The folder is not created here.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedveil" / part
