@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedveil import compilation
-from fedveil.attacks.inference.shadows import Fleet
+from fedveil.attacks.games.shadows import Fleet
 from fedveil.config import load
 from fedveil.core.keys import Draws
 from fedveil.federation import prepare

@@ -383,6 +383,7 @@ class Simulator:
     def _collect_reference(self, state: ServerState, inputs: RoundInputs, cohort: Cohort) -> tuple[Sum, Tree]:
         """`Rounds.collect`, one client and one step at a time."""
         summed, clients = self._rounds.empty(state.params), state.clients
+        inputs = replace(inputs, number=int(inputs.number))  # a Python number: schedules follow the task's precision
         for index, c in enumerate(cohort.clients):
             one = cohort.part(slice(index, index + 1))
             known = jax.tree.map(lambda a, c=int(c): a[c], server.defense_states(clients))
@@ -401,7 +402,7 @@ class Simulator:
     def _reference_client(self, inputs: RoundInputs, c: int, occurrence: int, state: Tree) -> ClientResult:
         """One client's round, one step after another, each batch exactly as large as it is."""
         context = client_part.client_context(inputs, c, occurrence)
-        rows, number = self.partition.client(c), int(inputs.number)
+        rows, number = self.partition.client(c), inputs.number
         received = self._begin(inputs.params, context)
         local = client_part.start(self.task, received, state)
         drawn = sampling.client_batches(self.sampling, self.draws, number, c, occurrence, len(rows))

@@ -106,11 +106,11 @@ def test_the_private_phase_is_noisy_and_the_plain_one_is_not():
     """Each phase computes what its name says: without clip and noise the loop is plain SGD."""
     from dataclasses import replace
 
-    from fedveil import api
+    import fedveil
 
     case = rounds.CASES["mlp"]
     data = rounds.random_data(case, 2)
-    simulator = api.federation(rounds.settings_of(case, 2, 1, rounds.PRIVATE, "shuffle"), data=data).simulator
+    simulator = fedveil.federation(rounds.settings_of(case, 2, 1, rounds.PRIVATE, "shuffle"), data=data).simulator
     loops = bench.Loops(simulator.task, simulator.task.model, simulator.x, simulator.y, 2, 1)
     found = {}
     loops._of_all = lambda one: jax.vmap(one, in_axes=(0, 0, 0, None, None))(

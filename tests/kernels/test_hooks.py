@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedveil import api, kernels
+import fedveil
+from fedveil import kernels
 from fedveil.config import from_dict
 from fedveil.federation import prepare
 from fedveil.simulation import client
@@ -27,7 +28,7 @@ def federation(model="cnn", defense="none", settings=None, **train):
         "defense": {"name": defense, **(settings or {})},
         "speed": {"precision": "float64"},
     }
-    return api.federation(document, data=(IMAGES, LABELS, IMAGES[:50], LABELS[:50]))
+    return fedveil.federation(document, data=(IMAGES, LABELS, IMAGES[:50], LABELS[:50]))
 
 
 def model_after(made, rounds=2):

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedveil
 from benchmarks import round as bench
-from fedveil import api
 from fedveil.kernels import gpu as gpu_code
 from fedveil.models.catalog import build
 from fedveil.models.layers import Conv, Pool
@@ -74,7 +74,7 @@ def test_a_round_lowers_for_a_gpu_with_what_waits(defense, late, gpu, a_card, mo
     case, waits, real = bench.CASES["cnn"], [], gpu_code.after
     monkeypatch.setattr(gpu_code, "after", lambda a, b: waits.append(a.shape) or real(a, b))
     settings = bench.settings_of(case, 2, 2, defense, "shuffle")
-    simulator = api.federation(settings, data=bench.random_data(case, 2)).simulator
+    simulator = fedveil.federation(settings, data=bench.random_data(case, 2)).simulator
     assert simulator.task.kernels.bfloat16
     state = simulator.start()
     (chunk,) = simulator.chunks(simulator.cohort(state, 0), 0)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import fedveil
-from fedveil import api
 from fedveil.core.errors import ConfigError
 from fedveil.models.adapters import to_layers
 
@@ -28,7 +27,7 @@ def digits():
 
 def check_trains(model):
     """Two rounds on digits: a finite loss, below that of the first model."""
-    ready = api.federation(SMALL, model=model)
+    ready = fedveil.federation(SMALL, model=model)
     _, before = ready.simulator.evaluate(ready.simulator.start().params)
     result = fedveil.train(SMALL, model=model)
     assert np.isfinite(result.loss) and result.loss < before

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedveil
 from benchmarks import round as bench
-from fedveil import api
 from fedveil.config import from_dict
 from fedveil.core.keys import Draws
 from fedveil.data.partition import Partition
@@ -139,11 +139,11 @@ def test_the_model_is_that_of_whole_batches(defense, train):
 def test_a_convolution_is_trained_in_microbatches():
     """Images as large as MNIST's; the noise of a dense network costs as much as a dozen examples."""
     case, settings = bench.CASES["cnn"], bench.settings_of(bench.CASES["cnn"], 2, 20, {"name": "fed-cdp"}, "poisson")
-    simulator = api.federation(settings, data=bench.random_data(case, 2)).simulator
+    simulator = fedveil.federation(settings, data=bench.random_data(case, 2)).simulator
     assert simulator.microbatches is not None and simulator.microbatches.width < simulator.widths[0]
     assert simulator_of({"name": "fed-cdp"}).microbatches is None
     slow = {**settings, "speed": {"engine": "reference"}}
-    assert api.federation(slow, data=bench.random_data(case, 2)).simulator.microbatches is None
+    assert fedveil.federation(slow, data=bench.random_data(case, 2)).simulator.microbatches is None
 
 
 def test_a_round_that_needs_more_microbatches_is_computed_whole():

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import fedveil
-from fedveil import api
 from fedveil.core.errors import RunError
 from fedveil.simulation import server
 from fedveil.simulation.inputs import Batch, RoundContext
@@ -31,9 +30,9 @@ def test_a_round_of_logistic_regression_by_hand():
         "train": {"rounds": 1, "per_round": 2, "local_epochs": 2, "batch": 1, "lr": 0.1, "weights": "size"},
         "speed": {"precision": "float64"},
     }
-    probe = api.federation(settings, data=(x, y, x, y))
+    probe = fedveil.federation(settings, data=(x, y, x, y))
     settings["train"]["batch"] = int(probe.partition.length.max())  # each step sees all of a client's data
-    federation = api.federation(settings, data=(x, y, x, y))
+    federation = fedveil.federation(settings, data=(x, y, x, y))
     simulator = federation.simulator
     state = simulator.start()
     w0 = {k: np.array(v, np.float64) for k, v in state.params["dense"].items()}
@@ -63,7 +62,7 @@ def test_poisson_divides_by_the_nominal_sizes():
         "train": {"rounds": 1, "per_round": 4, "local_steps": 1, "batch": 8, "dropout": 0.5, "noise_seed": 0},
         "speed": {"precision": "float64"},
     }
-    real = api.federation(settings)
+    real = fedveil.federation(settings)
     start = real.simulator.start()
     before = np.array(start.params["dense"]["b"])
     moved, report = real.simulator.round(start, 0)
@@ -72,7 +71,7 @@ def test_poisson_divides_by_the_nominal_sizes():
     step = np.array(moved.params["dense"]["b"]) - before
     # Rates of 1 everywhere: the same clients and batches, so only the divisor differs.
     settings["train"] |= {"sampling": "poisson", "batching": "poisson"}
-    nominal = api.federation(settings)
+    nominal = fedveil.federation(settings)
     start = nominal.simulator.start()
     moved, _ = nominal.simulator.round(start, 0)
     np.testing.assert_allclose(np.array(moved.params["dense"]["b"]) - before, step * answered / 4, atol=1e-12)
@@ -119,7 +118,7 @@ def test_late_messages_count_one_round_later():
     rule = ServerRule(1.0, 0.0, keeps_late=True)
     params = {"w": jnp.zeros(2)}
     state = server.initial_state(rule, params)
-    federation = api.federation({"model": {"name": "logistic"}, "train": {"late": 0.5}})
+    federation = fedveil.federation({"model": {"name": "logistic"}, "train": {"late": 0.5}})
     task = federation.simulator.task
     key, lr = jax.random.key(0), jnp.asarray(0.1)
     first = server.collect(
@@ -134,7 +133,7 @@ def test_late_messages_count_one_round_later():
 
 def test_a_round_without_answers_leaves_the_model_alone():
     rule = ServerRule(1.0, 0.0, keeps_late=False)
-    federation = api.federation({"model": {"name": "logistic"}})
+    federation = fedveil.federation({"model": {"name": "logistic"}})
     params = {"w": jnp.arange(2.0)}
     empty = server.empty_sum(rule, params)
     state = server.advance(
@@ -154,7 +153,7 @@ def tapped():
         "train": {"per_round": 5, "local_steps": 3, "rounds": 2},
         "speed": {"precision": "float64"},
     }
-    federation = api.federation(settings)
+    federation = fedveil.federation(settings)
     return federation, federation.simulator.start()
 
 
@@ -219,7 +218,7 @@ def test_unknown_taps_and_clients_are_refused(tapped):
 
 
 def test_secure_aggregation_closes_the_server_tap():
-    federation = api.federation({"model": {"name": "logistic"}, "train": {"secure_aggregation": True}})
+    federation = fedveil.federation({"model": {"name": "logistic"}, "train": {"secure_aggregation": True}})
     with pytest.raises(RunError, match="sums only"):
         federation.simulator.observe(federation.simulator.start(), 0, 0, frozenset({"server"}))
 
@@ -235,7 +234,7 @@ def test_chunks_side_by_side_give_the_sum_of_chunks_in_turn():
     }
 
     def played(workers):
-        simulator = api.federation(settings).simulator.variant(workers=workers)
+        simulator = fedveil.federation(settings).simulator.variant(workers=workers)
         state, rows = simulator.start(), []
         for number in range(3):
             state, report = simulator.round(state, number)
@@ -251,7 +250,7 @@ def test_chunks_side_by_side_give_the_sum_of_chunks_in_turn():
 
 def test_a_federation_goes_when_nobody_holds_it():
     """Its data may be gigabytes: they must not wait for a collection of garbage."""
-    federation = api.federation({"data": {"clients": 5}, "train": {"rounds": 1, "per_round": 5}})
+    federation = fedveil.federation({"data": {"clients": 5}, "train": {"rounds": 1, "per_round": 5}})
     state, _ = federation.simulator.round(federation.simulator.start(), 0)
     federation.simulator.evaluate(state.params)
     seen = weakref.ref(federation.simulator)
@@ -275,4 +274,4 @@ def test_fewer_clients_at_once_on_a_cpu_where_each_needs_more(model, batch, clie
         "model": {"name": model},
         "train": {"per_round": 20, "batch": batch, "local_steps": 50},
     }
-    assert api.federation(settings, data=(x, y, x, y)).simulator.chunk == clients
+    assert fedveil.federation(settings, data=(x, y, x, y)).simulator.chunk == clients
