@@ -216,8 +216,8 @@ class Disturbed:
 PLACES = {
     "before the first round": ("simulator", "round", 1, False),
     "before a round": ("simulator", "round", 7, False),
-    "inside a round": ("simulator", "_chunk", 7, True),
-    "after the server's step": ("simulator", "_advance", 7, True),
+    "inside a round": ("rounds", "chunk", 7, True),
+    "after the server's step": ("rounds", "advance", 7, True),
     "before an evaluation": ("simulator", "evaluate", 2, False),
     "before metrics are written": ("folder", "append", 1, False),
     "after metrics are written": ("folder", "append", 1, True),
@@ -231,7 +231,7 @@ PLACES = {
 def test_ctrl_c_anywhere_leaves_a_run_that_goes_on(times, place, federation, undisturbed, tmp_path, monkeypatch):
     """Once: the round is ended and saved. Twice: training ends on the spot, and its last checkpoint counts."""
     path, (where, name, at, after) = tmp_path / "run", PLACES[place]
-    owner = federation.simulator if where == "simulator" else RunFolder
+    owner = {"simulator": federation.simulator, "rounds": federation.simulator._rounds, "folder": RunFolder}[where]
 
     def press():
         for _ in range(times):

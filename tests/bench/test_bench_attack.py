@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks import attack as bench
 from benchmarks.peers import breaching_attack, torch_attack
-from fedveil.attacks.catalog import settings
 from fedveil.attacks.reconstruction import inits
-from fedveil.attacks.reconstruction.run import reconstruct
+from fedveil.attacks.reconstruction.cpl import CPL
+from fedveil.attacks.reconstruction.engine import reconstruct
 
 SMALL = bench.Case((12, 12, 3), 5, 2)
 
@@ -88,7 +88,7 @@ def test_quality_is_measured_on_the_images_that_both_attacked():
 
 
 def test_both_sides_find_the_same(one_thread):
-    work, chosen = bench.victims(SMALL, 2, bench.noise), settings("cpl", iterations=2)
+    work, chosen = bench.victims(SMALL, 2, bench.noise), CPL(iterations=2)
     ours = reconstruct(work.observation, chosen)
     keys = [(int(i), 0, 0) for i in work.observation.ids]
     starts = inits.starts(chosen.init, work.observation, work.y[:, None], keys, None, "float32")[:, 0]
@@ -108,4 +108,4 @@ def test_the_real_sides_of_a_row_attack_the_same_images(monkeypatch, one_thread)
     ((_, _, x, y, starts, iterations, device),) = seen
     work = bench.victims(SMALL, 4, bench.noise)
     assert np.array_equal(x, work.x) and np.array_equal(y, work.y) and iterations == SMALL.iterations
-    assert np.array_equal(starts, bench._starts(work, settings("cpl"))) and device == "cpu"
+    assert np.array_equal(starts, bench._starts(work, CPL())) and device == "cpu"

@@ -89,7 +89,7 @@ def test_compilation_is_no_part_of_a_round(monkeypatch, clock):
 
     simulator.round = one
     monkeypatch.setattr(bench, "time", clock)
-    monkeypatch.setattr(bench.api, "federation", lambda settings, data: SimpleNamespace(simulator=simulator))
+    monkeypatch.setattr(bench, "federation", lambda settings, data: SimpleNamespace(simulator=simulator))
     play = bench.play_rounds({}, None)
     assert [play(0), play(1)] == [1.25, 5.25]
 

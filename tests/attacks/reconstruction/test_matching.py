@@ -139,11 +139,11 @@ def test_attributes_come_back():
 
 
 def test_aono_is_exact_for_one_example():
-    given = victims(count=5, shape=(4, 4, 1), model="mlp", choices={"hidden": (8,)}, dtype="float32")
+    given = victims(count=5, shape=(4, 4, 1), model="mlp", choices={"hidden": [8]}, dtype="float32")
     found = make_attack("aono").run(given.observation, Execution(seeds=(0, 1)))
     assert far(found.inputs, np.concatenate([given.x, given.x])) < 1e-4
     assert np.array_equal(found.labels[:5], given.y) and found.distance.max() < 1e-6
-    pair = victims(count=1, shape=(6,), model="mlp", examples=2, choices={"hidden": (64,)}, dtype="float32")
+    pair = victims(count=1, shape=(6,), model="mlp", examples=2, choices={"hidden": [64]}, dtype="float32")
     assert score(make_attack("aono").run(pair.observation), pair.x, pair.y).items.mse.min() < 0.05
     with pytest.raises(ConfigError, match="first layer is fully connected"):
         make_attack("aono").run(victims(count=1, **IMAGES).observation)
