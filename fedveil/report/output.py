@@ -28,6 +28,7 @@ PNG_DPI = 192
 ENDINGS = (".svg", ".png", ".pdf", ".pgf")
 
 _SVG = "http://www.w3.org/2000/svg"
+ET.register_namespace("", _SVG)  # before the first chart: without it the prefix, and so the digest, would differ
 _HREF = "{http://www.w3.org/1999/xlink}href"
 _PGF = r"""%% Include with \input{FILE.pgf}; the preamble needs \usepackage{pgf}.
 \begingroup%%
@@ -80,7 +81,6 @@ def svg_text(chart: Chart) -> str:
     for place, (name, text) in enumerate(texts.items()):
         _insert(root, place, name, clean(text)).set("id", f"{own}-{name}")
     _insert(root, 2, "style", _sheet(f"#{own}", body))
-    ET.register_namespace("", _SVG)
     return ET.tostring(root, encoding="unicode") + "\n"
 
 
