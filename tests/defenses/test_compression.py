@@ -300,7 +300,10 @@ def end(*defenses, rounds=2, speed=None, **keys):
     return values
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("dssgd", "noise-summed", "fed-sdp-then-prune")  # the golden record has these too
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow if c in SLOW else ()) for c in CASES])
 def test_chunks_and_reference_agree_in_float64(case):
     whole = end(*CASES[case], speed={"chunk": 4})
     # One without and one with memory also in chunks of one client; the others only against the reference.

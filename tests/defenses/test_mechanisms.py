@@ -214,17 +214,23 @@ def distance(a, b):
 
 DEFENSES = [
     {"name": "fed-sdp", "placement": "client"},
-    {"name": "fed-sdp", "placement": "server-each", "clip_scope": "flat"},
-    {"name": "fed-sdp", "clip_end": 2.0},
     {"name": "fed-cdp"},
-    {"name": "fed-cdp", "placement": "batch", "clip": 6.0, "clip_end": 2.0},
     {"name": "fed-cdp", "placement": "cohort", "clip_scope": "flat"},
     {"name": "2dp-fl"},
+]
+MORE_DEFENSES = [  # one of each family is above
+    {"name": "fed-sdp", "placement": "server-each", "clip_scope": "flat"},
+    {"name": "fed-sdp", "clip_end": 2.0},
+    {"name": "fed-cdp", "placement": "batch", "clip": 6.0, "clip_end": 2.0},
     {"name": "2dp-fl", "server_noise_mode": "same"},
 ]
 
 
-@pytest.mark.parametrize("defense", DEFENSES, ids=lambda d: "-".join(str(v) for v in d.values()))
+@pytest.mark.parametrize(
+    "defense",
+    [*DEFENSES, *(pytest.param(d, marks=pytest.mark.slow) for d in MORE_DEFENSES)],
+    ids=lambda d: "-".join(str(v) for v in d.values()),
+)
 def test_chunks_and_reference_agree_under_noise(defense):
     """Chunks of four for six clients, so that one is padded; the reference takes one client and one step at a time."""
     fixed = {"sampling": "fixed", "batching": "shuffle", "local_steps": 2}
@@ -237,7 +243,10 @@ def test_poisson_batches_agree_with_the_reference_under_noise():
     assert distance(trained(defense, chunk=4), trained(defense, engine="reference")) < 1e-9
 
 
-@pytest.mark.parametrize("name", ["cnn", "lenet-dlg", "mlp", "logistic", "resnet20"])
+FUSED = ["cnn", "mlp", "logistic", *(pytest.param(m, marks=pytest.mark.slow) for m in ("lenet-dlg", "resnet20"))]
+
+
+@pytest.mark.parametrize("name", FUSED)
 def test_fused_clipping_equals_example_by_example(name):
     """The fused backward pass and the obvious vmap over examples give the same clipped sum, and the clip bites."""
     from fedveil.models.catalog import build

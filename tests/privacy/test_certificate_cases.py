@@ -305,7 +305,7 @@ def test_run_result_and_plan_agree(defense: list[dict], tmp_path: Path, fedveil_
     _agree(tmp_path / "run", result.ledger, fedveil_cli)
 
 
-@pytest.mark.parametrize("sigma", [0.001, 0.02])
+@pytest.mark.parametrize("sigma", [0.001, pytest.param(0.02, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["fed-cdp", "fed-sdp", "2dp-fl"])
 def test_small_noise_never_loses_a_result(name: str, sigma: float, tmp_path: Path) -> None:
     settings = {

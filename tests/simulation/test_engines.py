@@ -37,7 +37,7 @@ def distance(a, b):
 
 
 # `make slow` has these: the first takes most of a minute to compile, the others are of families that are here already.
-SLOW_TO_COMPILE = ("resnet20", "logistic", "lenet-dlg", "dpfl-net")
+SLOW_TO_COMPILE = ("resnet20", "logistic", "lenet-cpl", "lenet-dlg", "dpfl-net")
 
 
 @pytest.mark.parametrize(
