@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -398,6 +399,7 @@ def _commands() -> list[str]:
 
 def entry() -> None:
     """The console script."""
+    warnings.formatwarning = lambda message, *_: f"fedveil: {message}\n"  # one line, without the source that warned
     use_cache()
     code = main()
     if code == INTERRUPTED:

@@ -298,3 +298,12 @@ def test_help_and_listings_do_not_wait_for_jax(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_former_key_gets_one_line_on_stderr(tmp_path):
+    given = ["ledger", "-s", "attack.name=lira", "-s", "attack.seat=passive-global", "-s", "train.rounds=1", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedveil", *given], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0 and json.loads(done.stdout)
+    assert done.stderr.splitlines() == ["fedveil: attack.seat is now called attack.adversary: please rename it"]
