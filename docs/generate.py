@@ -22,8 +22,9 @@ import fedveil
 from fedveil.attacks.adversaries import ADVERSARIES
 from fedveil.attacks.base import keys as attack_keys
 from fedveil.attacks.reconstruction.matching import INITS
-from fedveil.attacks.registry import ATTACKS, schema
+from fedveil.attacks.registry import ATTACKS
 from fedveil.config import NAMES, SECTIONS, Budget
+from fedveil.core.plugins import schema
 from fedveil.core.taps import TAPS
 from fedveil.core.validation import Section
 from fedveil.data.dataset import SPLITS

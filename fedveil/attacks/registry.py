@@ -8,10 +8,9 @@ package; entry points are loaded when a name is looked up that is not in the tab
 from __future__ import annotations
 
 import dataclasses
-from functools import cache
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import ValidationError
 
 from fedveil.attacks.base import Attack, ReconstructionAttack, keys
 from fedveil.attacks.inference.base import InferenceAttack
@@ -27,7 +26,7 @@ from fedveil.attacks.reconstruction.dlg import DLG
 from fedveil.attacks.reconstruction.idlg import IDLG
 from fedveil.attacks.reconstruction.inverting import Inverting
 from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
-from fedveil.core.plugins import Registry
+from fedveil.core.plugins import Registry, schema
 from fedveil.core.validation import one_line
 
 Kind = TypeVar("Kind", bound=type[Attack])
@@ -90,16 +89,3 @@ def made(kind: type[Attack], given: dict[str, Any]) -> Attack:
     attack = kind(**{key: getattr(valid, key) for key in known})
     attack.check()
     return attack
-
-
-@cache
-def schema(kind: Any) -> type[BaseModel]:
-    """A strict pydantic model of an attack's fields: types, ranges and descriptions."""
-    hints: dict[str, Any] = {}
-    for base in kind.__mro__:  # a field that a subclass gives another default keeps its range
-        for key, hint in get_type_hints(base, include_extras=True).items():
-            if key not in hints or (hasattr(hint, "__metadata__") and not hasattr(hints[key], "__metadata__")):
-                hints[key] = hint
-    fields: dict[str, Any] = {f.name: (hints[f.name], f.default) for f in dataclasses.fields(kind)}
-    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    return create_model(kind.__name__, __config__=strict, **fields)

@@ -9,13 +9,33 @@ known, or when all names are listed.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 Item = TypeVar("Item")
+
+
+@cache
+def schema(kind: Any) -> type[BaseModel]:
+    """A strict pydantic model of the fields of a dataclass, a defence or an attack: types, ranges and descriptions."""
+    from pydantic import ConfigDict, create_model
+
+    hints: dict[str, Any] = {}
+    for base in kind.__mro__:  # a field that a subclass gives another default keeps its range
+        for key, hint in get_type_hints(base, include_extras=True).items():
+            if key not in hints or (hasattr(hint, "__metadata__") and not hasattr(hints[key], "__metadata__")):
+                hints[key] = hint
+    fields: dict[str, Any] = {f.name: (hints[f.name], f.default) for f in dataclasses.fields(kind)}
+    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    return create_model(kind.__name__, __config__=strict, **fields)
 
 
 class Registry(MutableMapping[str, Item], Generic[Item]):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cache
-from typing import Any, get_type_hints
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import ValidationError
 
 from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
-from fedveil.core.plugins import Registry
+from fedveil.core.plugins import Registry, schema
 from fedveil.core.validation import one_line
 from fedveil.defenses.base import Defense
 from fedveil.defenses.dgc import DGC
@@ -36,7 +35,6 @@ def register_defense(kind: type[Defense]) -> type[Defense]:
         takes = "takes a dataclass below fedveil.defenses.base.Defense with a name"
         raise ConfigError("register_defense", kind, takes)
     DEFENSES[kind.name] = kind
-    _schema.cache_clear()
     return kind
 
 
@@ -72,7 +70,7 @@ def make(defense: object, where: str) -> Defense:
         if key not in keys(kind):
             raise ConfigError(f"{where}.{key}", value, "unknown key; " + did_you_mean(key, ("name", *keys(kind))))
     try:
-        checked = _schema(name)(**given)
+        checked = schema(kind)(**given)  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as error:
         raise one_line(error, prefix=where) from None
     return kind(**{key: getattr(checked, key) for key in keys(kind)})
@@ -84,16 +82,6 @@ def _checked_object(defense: Defense, where: str) -> Defense:
         takes = "takes an object of a frozen dataclass below fedveil.defenses.base.Defense with a name"
         raise ConfigError(where, defense, takes)
     return defense
-
-
-@cache
-def _schema(name: str) -> type[BaseModel]:
-    """A strict pydantic model of a defence's fields: their types and ranges are the check."""
-    kind = DEFENSES[name]
-    hints = get_type_hints(kind, include_extras=True)
-    fields: dict[str, Any] = {field.name: (hints[field.name], field.default) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    return create_model(kind.__name__, __config__=strict, **fields)
 
 
 def make_all(defenses: object) -> tuple[Defense, ...]:

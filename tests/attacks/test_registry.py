@@ -13,10 +13,11 @@ from fedveil.attacks.base import keys
 from fedveil.attacks.inference.base import InferenceAttack
 from fedveil.attacks.reconstruction.cpl import CPL
 from fedveil.attacks.reconstruction.matching import INITS, GradientMatching
-from fedveil.attacks.registry import ATTACKS, attack_kind, checked, make_attack, register_attack, schema
+from fedveil.attacks.registry import ATTACKS, attack_kind, checked, make_attack, register_attack
 from fedveil.config import load
 from fedveil.core import plugins
 from fedveil.core.errors import ConfigError
+from fedveil.core.plugins import schema
 
 
 def test_defaults_follow_the_papers():
