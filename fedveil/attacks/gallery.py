@@ -28,15 +28,10 @@ def gallery(study: Study, precision: str, count: int = MOST, steps: Sequence[int
         left = count - sum(len(part.truth) for part in parts)
         if left > 0:
             parts.append(_of_group(group, left, shown, precision))
-    return Pictures(
-        truth=np.concatenate([part.truth for part in parts]),
-        found=np.concatenate([part.found for part in parts], axis=1),
-        shown=parts[0].shown,
-        ssim=np.concatenate([part.ssim for part in parts]),
-        mse=np.concatenate([part.mse for part in parts]),
-        labels=np.concatenate([part.labels for part in parts]),
-        success=np.concatenate([part.success for part in parts]),
-    )
+    by_example = ("truth", "ssim", "mse", "labels", "success")
+    joined = {key: np.concatenate([getattr(part, key) for part in parts]) for key in by_example}
+    found = np.concatenate([part.found for part in parts], axis=1)
+    return Pictures(found=found, shown=parts[0].shown, **joined)
 
 
 def _of_group(group: Group, count: int, shown: Mapping[int, ReconstructionAttack], precision: str) -> Pictures:

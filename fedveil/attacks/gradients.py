@@ -73,8 +73,6 @@ def of_local_steps(
         last, _ = jax.lax.scan(step, p, rows)
         return jax.tree.map(lambda a, b: (a - b) / (lr * steps), p, last)
 
-    def all_of_them(x: Array, q: Array) -> Params:
-        return jax.vmap(one, in_axes=(0 if own_params else None, 0, 0))(params, x, q)
-
-    slopes, back = jax.vjp(all_of_them, x, q)
+    all_of_them = jax.vmap(one, in_axes=(0 if own_params else None, 0, 0))
+    slopes, back = jax.vjp(lambda x, q: all_of_them(params, x, q), x, q)
     return slopes, back

@@ -51,9 +51,7 @@ class GradientObservation(Observation):
     """
 
     model: Model
-    params: (
-        Params  # the model that the gradients were computed on: one for all, or with a leading axis over the attacks
-    )
+    params: Params  # the model of the gradients: one for all, or with a leading axis over the attacks
     gradients: Params  # [attacks, ...], mean over the examples behind each
     ids: np.ndarray  # [attacks] the victim of each attack
     shape: Shape  # of one example

@@ -119,7 +119,7 @@ def attack_federation(
     """
     chosen = bench.make()
     assert isinstance(chosen, ReconstructionAttack), "an inference attack trains its own federations"
-    done = study.run(federation, state, number, chosen, bench, progress)
+    done = study.run_on(study.Round(federation, state, number), chosen, bench, progress)
     config = federation.config.model_copy(update={"attack": bench})
     document = _described(done.as_dict(), config, model=config.model.name)
     if folder is not None:
@@ -215,7 +215,7 @@ def _reconstruct(target: Target, chosen: ReconstructionAttack, files: _Files, pr
     check_tap(chosen, bench.at)
     federation = prepare(target.config, dataset=target.dataset, model=target.model, trainable=False, draws=target.draws)
     state = _state(federation, number, files.run)
-    done = study.run(federation, state, number, chosen, bench, progress)
+    done = study.run_on(study.Round(federation, state, number), chosen, bench, progress)
     document = _described(done.as_dict(), target.config, model=federation.config.model.name)
     precision = federation.config.speed.precision
     if files.folder is not None:
@@ -372,14 +372,9 @@ def _store(
     """Writes an attack into a run folder, or into one that is made to hold attacks alone; returns the path."""
     run = RunFolder(path)
     with run.writing():
-        if not run.config.exists():
-            _begin_folder(path, config, draws)
+        if not run.config.exists():  # a folder of attacks without a training
+            run = RunFolder.create(path)
+            run.keep(draws)
+            write_text(run.config, to_toml(config.model_copy(update={"attack": AttackConfig()})))
+            run.write_info(status="attacked", rounds_done=0, **environment())
         return str(results.save(path, config.attack.model_dump(), document, shown, curves))
-
-
-def _begin_folder(path: Path, config: Config, draws: Draws) -> None:
-    """A folder of attacks without a training: its secret, its config, and the versions used."""
-    run = RunFolder.create(path)
-    run.keep(draws)
-    write_text(run.config, to_toml(config.model_copy(update={"attack": AttackConfig()})))
-    run.write_info(status="attacked", rounds_done=0, **environment())

@@ -60,7 +60,7 @@ def save(
     folder = run / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{document['attack']}-{document.get('tap') or 'none'}-{digest}.json"
-    arrays = {**_of_pictures(pictures), **_of_curves(curves or {})}
+    arrays = {**_of_pictures(pictures), **{f"curve/{name}": np.stack(pair) for name, pair in (curves or {}).items()}}
     from fedveil.runs import write_atomic, write_text
 
     beside = path.with_suffix(".npz")
@@ -108,29 +108,22 @@ def _read(path: Path) -> Stored:
     if path.with_suffix(".npz").exists():
         with np.load(path.with_suffix(".npz"), allow_pickle=False) as stored:
             arrays = dict(stored)
-    return Stored(path.stem, document, _to_pictures(arrays), _to_curves(arrays))
+    curves = {name: (value[0], value[1]) for name, value in _below(arrays, "curve").items()}
+    return Stored(path.stem, document, _to_pictures(arrays), curves)
 
 
 def _of_pictures(pictures: Pictures | None) -> dict[str, np.ndarray]:
     if pictures is None:
         return {}
-    kept = {
-        "truth": to_bytes(pictures.truth),
-        "found": to_bytes(pictures.found),
-        "shown": np.array(pictures.shown),
-        "ssim": pictures.ssim,
-        "mse": pictures.mse,
-        "labels": pictures.labels,
-        "success": pictures.success,
-        "of": np.array(pictures.of),
-    }
+    kept = {key: np.asarray(value) for key, value in vars(pictures).items()}
+    kept |= {key: to_bytes(kept[key]) for key in ("truth", "found")}
     return {f"pictures/{key}": value for key, value in kept.items()}
 
 
 def _to_pictures(arrays: Mapping[str, np.ndarray]) -> Pictures | None:
     if "pictures/truth" not in arrays:
         return None
-    own = {key.partition("/")[2]: value for key, value in arrays.items() if key.startswith("pictures/")}
+    own = _below(arrays, "pictures")
     shown = tuple(str(text) for text in own["shown"])
     truth, found = own["truth"] / 255.0, own["found"] / 255.0
     if truth.ndim != 4 or found.shape != (len(shown), *truth.shape):
@@ -141,10 +134,6 @@ def _to_pictures(arrays: Mapping[str, np.ndarray]) -> Pictures | None:
     return Pictures(truth, found, shown, *scores, of=str(own["of"]))
 
 
-def _of_curves(curves: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {f"curve/{name}": np.stack(pair) for name, pair in curves.items()}
-
-
-def _to_curves(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    named = {key.partition("/")[2]: value for key, value in arrays.items() if key.startswith("curve/")}
-    return {name: (value[0], value[1]) for name, value in named.items()}
+def _below(arrays: Mapping[str, np.ndarray], folder: str) -> dict[str, np.ndarray]:
+    """The arrays whose names begin with `folder/`, by the rest of their names."""
+    return {key.partition("/")[2]: value for key, value in arrays.items() if key.startswith(f"{folder}/")}

@@ -68,7 +68,9 @@ class Scores:
     def summary(self) -> dict[str, Any]:
         """The JSON document: rates with their intervals, quality, cost."""
         done, items = self.reconstruction, self.items
-        counted = self._iterations_of_successes()
+        # Iterations are counted over attacks that succeeded, as the paper does; over all where none did.
+        succeeded = self.success.any(axis=1)
+        counted = self.iterations[succeeded] if succeeded.any() else self.iterations
         low, high = interval(self.success.mean(axis=1), done.attack)
         return {
             "success_rate": float(self.success.mean()),
@@ -92,11 +94,6 @@ class Scores:
             "seeds": len(np.unique(done.seed)),
             "failed": int((done.ending == "failed").sum()),
         }
-
-    def _iterations_of_successes(self) -> np.ndarray:
-        """Iterations are counted over attacks that succeeded, as the paper does; over all where none did."""
-        succeeded = self.success.any(axis=1)
-        return self.iterations[succeeded] if succeeded.any() else self.iterations
 
 
 def score(
@@ -182,7 +179,11 @@ def interval(success: np.ndarray, victim: np.ndarray, level: float = 0.95) -> tu
     Starts on one victim are not independent (a victim that resists one resists most), so they count as one. An interval
     over starts would be too narrow.
     """
-    count, rate = len(np.unique(victim)), float(success.mean())
+    return wilson(float(success.mean()), len(np.unique(victim)), level)
+
+
+def wilson(rate: float, count: int, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval of a rate over `count` trials, which need not be a whole number of successes."""
     z = float(norm.ppf(0.5 + level / 2))
     middle = (rate + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))

@@ -102,20 +102,8 @@ class Round:
         return seen, x, y
 
 
-def run(
-    federation: Federation,
-    state: ServerState,
-    number: int,
-    attack: ReconstructionAttack,
-    bench: AttackConfig,
-    progress: Progress = silent,
-) -> Study:
-    """Attacks round `number` of a federation in the given state, as the bench keys of `[attack]` say."""
-    return run_on(Round(federation, state, number), attack, bench, progress)
-
-
 def run_on(attacked: Round, attack: ReconstructionAttack, bench: AttackConfig, progress: Progress = silent) -> Study:
-    """Attacks a round."""
+    """Attacks a round, as the bench keys of `[attack]` say."""
     check_tap(attack, bench.at)
     federation, number = attacked.federation, attacked.number
     by_size = _victims(federation, number, bench)
@@ -150,7 +138,7 @@ def _victims(federation: Federation, number: int, bench: AttackConfig) -> list[l
     found = 0
     for client in range(federation.partition.clients):
         batches = taps.drawn_rows(federation, number, client)
-        sizes = tuple(len(b) for b in (batches if bench.at in taps.UPDATE_TAPS else batches[:1]))
+        sizes = taps.sizes_behind(bench.at, batches)
         if not any(sizes):
             continue
         groups[sizes].append(client)

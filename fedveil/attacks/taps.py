@@ -40,7 +40,7 @@ def from_tap(
         raise RunError(f"attack.tap: an update made by {task.optimizer} is no sum of gradients; attack the tap 'batch'")
     lr = simulator.task.setting.lr_at(number)
     drawn = [drawn_rows(federation, number, client) for client in clients]
-    behind = [_sizes(tap, batches) for batches in drawn]
+    behind = [sizes_behind(tap, batches) for batches in drawn]
     if len(set(behind)) > 1:
         raise RunError("attack.clients: their batches have different sizes; attack them one after another")
     values = simulator.observe_many(state, number, [int(c) for c in clients], frozenset({tap, "broadcast"}))
@@ -108,7 +108,8 @@ def span_of(federation: Federation) -> tuple[float, float] | None:
     return (0.0, 1.0) if pixels or data.groups else None
 
 
-def _sizes(tap: str, batches: list[np.ndarray]) -> tuple[int, ...]:
+def sizes_behind(tap: str, batches: list[np.ndarray]) -> tuple[int, ...]:
+    """The sizes of the local batches that a tap shows: all of them in an update, else the first."""
     return tuple(len(batch) for batch in (batches if tap in UPDATE_TAPS else batches[:1]))
 
 

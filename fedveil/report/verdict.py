@@ -12,6 +12,7 @@ from typing import Any
 
 from fedveil.accounting.ledger import Row
 from fedveil.attacks.results import Stored
+from fedveil.attacks.score import wilson
 from fedveil.report.gather import Run
 from fedveil.report.glossary import ADVERSARIES, SHOWN, Adversary, percent, weak
 from fedveil.report.tables import number
@@ -105,7 +106,7 @@ def rebuilt_text(document: Mapping[str, Any]) -> str:
     if isinstance(images, int) and seeds in (None, 1):
         count = round(share * images)
         text = f"rebuilt {count} of {images}"
-        span = span if known or not images else list(wilson(count, images))
+        span = span if known or not images else list(wilson(count / images, images))
     else:
         text = f"rebuilt {percent(share)} of {images} in {seeds} tries each"
     if isinstance(span, list) and len(span) == 2 and all(_number(end) is not None for end in span):
@@ -121,14 +122,6 @@ def guessed_text(document: Mapping[str, Any]) -> str:
     between = f", 95 % interval {number(span[0], 3)} to {number(span[1], 3)}" if isinstance(span, list) else ""
     better = "better than chance" if tells_apart(document) else "not clearly better than chance"
     return f"guesses {asked} {better}: AUC {number(area(document), 3)} (chance 0.5{between})"
-
-
-def wilson(count: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a rate."""
-    z, share = 1.959964, count / trials
-    middle = (share + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _number(value: object) -> float | None:

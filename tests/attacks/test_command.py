@@ -88,7 +88,7 @@ def studied(settings):
     config = for_attack(load(None, settings))
     federation = prepare(config, trainable=False)
     state = federation.simulator.start()
-    return lambda: study.run(federation, state, 0, config.attack.make(), config.attack)
+    return lambda: study.run_on(study.Round(federation, state, 0), config.attack.make(), config.attack)
 
 
 def test_scrambled_truth_changes_no_reconstruction(monkeypatch):

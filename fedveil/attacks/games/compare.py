@@ -21,7 +21,7 @@ import numpy as np
 
 from fedveil.attacks import study
 from fedveil.attacks.base import Progress, ReconstructionAttack, silent
-from fedveil.attacks.games.rules import rules_of
+from fedveil.attacks.games.observe import rules_of
 from fedveil.attacks.inference import melis, replay, roc
 from fedveil.attacks.inference.replay import LocalRules
 from fedveil.attacks.observation import AuxiliaryData, GradientObservation, ObservedUpdate
@@ -90,7 +90,7 @@ def _reconstructed(federation: Federation) -> Found:
     bench = federation.config.attack
     attack = bench.make()
     assert isinstance(attack, ReconstructionAttack)
-    done = study.run(federation, federation.simulator.start(), 0, attack, bench)
+    done = study.run_on(study.Round(federation, federation.simulator.start(), 0), attack, bench)
     parts = [(group.scores.items, group.reconstruction.attack) for group in done.groups]
     ssims, mses, labels = (
         np.concatenate([_by_victim(getattr(items, key)[:, 0], which) for items, which in parts])

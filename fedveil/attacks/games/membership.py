@@ -68,14 +68,18 @@ def play(target: Target, attack: MembershipAttack, progress: Progress = silent) 
     check(federation, attack)
     game = train(federation, attack, target.seeds, progress)
     scores = game.scores(attack)
+    loss = -log_expit(
+        np.stack([seen.target for seen in game.observations])
+    )  # how far the models have memorised members
+    losses = {"member_loss": float(loss[game.member].mean()), "other_loss": float(loss[~game.member].mean())}
     document = {
         **head(attack),
         "rounds": federation.rounds,
         "records": game.member.shape[1],
         "shadows": attack.shadow_count,
         "success_rate": None,
-        **judge(scores, game.member, certificate(federation, tap, game.not_finite)),
-        **_losses(game),
+        **judge(scores, game.member, certificate(federation, tap, not_finite=game.not_finite)),
+        **losses,
         "seconds": time.monotonic() - started,
     }
     return Outcome(document, curves={attack.name: roc.mean_curve(scores, game.member)})
@@ -105,7 +109,8 @@ def train(federation: Federation, attack: MembershipAttack, targets: int, progre
     draws = [federation.simulator.draws.nth(number) for number in range(targets + count)]
     trained = Fleet(federation, seeds, draws, given).train(model, progress)
     about = _query(federation, trained.models, federation.dataset.train.take(rows))
-    others = _query(federation, trained.models, _population(federation))
+    held = federation.dataset.held_out
+    others = _query(federation, trained.models, held.take(np.arange(min(POPULATION, len(held)))))
     seen = [
         MembershipObservation(about[t], about[targets:], chosen[targets:], others[t], others[targets:])
         for t in range(targets)
@@ -144,11 +149,6 @@ def _generator(seed: int, *purpose: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, 0x6D656D62, *purpose])))
 
 
-def _population(federation: Federation) -> Part:
-    held = federation.dataset.held_out
-    return held.take(np.arange(min(POPULATION, len(held))))
-
-
 def _query(federation: Federation, models: Any, part: Part) -> np.ndarray:
     """[federations, records]: the log odds that each model gives to each record's label."""
     task = federation.simulator.task
@@ -158,20 +158,22 @@ def _query(federation: Federation, models: Any, part: Part) -> np.ndarray:
 # --- against the coins
 
 
-def certificate(federation: Federation, tap: str, not_finite: int = 0) -> Certificate:
-    """The ledger's ε of a record that is present or absent, against an adversary at the tap.
+def certificate(
+    federation: Federation, tap: str, rounds: int | None = None, *, unit: str | None = None, not_finite: int = 0
+) -> Certificate:
+    """The ledger's ε of a unit that is present or absent, against an adversary at the tap who saw some or all rounds.
 
-    A row that several clients hold is present or absent at all of them, so the unit is then the image. A client receives
-    one model more than there are finished rounds. The certificate is that of the plan with secret draws, because the
-    attacker of this game does not know the draws, even where they follow a seed.
+    The unit is by default a record. A row that several clients hold is present or absent at all of them, so the unit is
+    then the image. A client receives one model more than there are finished rounds. The certificate is that of the plan
+    with secret draws, because the attacker of this game does not know the draws, even where they follow a seed.
     """
     task = federation.simulator.task
     delta = transcript.delta_of(task.defenses)
-    unit = "example" if task.setting.copies == 1 else "image"
+    unit = unit or ("example" if task.setting.copies == 1 else "image")
     if not_finite:
         return Certificate(None, delta, unit, "updates were left out for not being finite, and their noise with them")
-    rounds = federation.rounds + (tap == "broadcast")
-    planned = transcript.planned(task.defenses, as_planned(task.setting), rounds)
+    seen = (federation.rounds if rounds is None else rounds) + (tap == "broadcast")
+    planned = transcript.planned(task.defenses, as_planned(task.setting), seen)
     row = ledger.certified(planned, tap, unit, delta, adjacency="add-remove")
     return Certificate(row.epsilon if row.certified else None, delta, unit, row.reason)
 
@@ -195,9 +197,3 @@ def judge(scores: np.ndarray, member: np.ndarray, proof: Certificate) -> dict[st
         found["allowed_tpr"] = {f"{fpr:g}": float(roc.allowed_tpr(fpr, proof.epsilon, proof.delta)) for fpr in roc.FPRS}
         found["beyond"] = roc.excess(flat, inside, proof.epsilon, proof.delta, LEVEL, group=group)
     return found
-
-
-def _losses(game: Game) -> dict[str, float]:
-    """The mean loss of members and of the other records: a measure of how far the models have memorised them."""
-    loss = -log_expit(np.stack([seen.target for seen in game.observations]))
-    return {"member_loss": float(loss[game.member].mean()), "other_loss": float(loss[~game.member].mean())}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from fedveil.attacks.adversaries import Position
+from fedveil.attacks.inference.replay import LocalRules
 from fedveil.attacks.observation import AuxiliaryData, ModelObservation, TrainingTerms
 from fedveil.attacks.taps import examples_as_seen, span_of
 from fedveil.core.errors import ConfigError
@@ -21,12 +23,13 @@ if TYPE_CHECKING:
 Tree = Any
 
 
-def terms_of(federation: Federation) -> TrainingTerms:
-    """What every participant knows of the training."""
-    setting = federation.simulator.task.setting
-    return TrainingTerms(
-        setting.clients, setting.per_round, setting.local_steps, setting.batch, setting.lr, setting.aggregation
-    )
+def rules_of(federation: Federation) -> LocalRules:
+    """What everyone knows of how a client trains: its defences clip and drop, but add no noise."""
+    simulator = federation.simulator
+    silenced = tuple(quiet for d in simulator.task.defenses if (quiet := d.silenced()) is not None)
+    task = replace(simulator.task, defenses=silenced, scale=1.0)
+    lrs = tuple(simulator.task.setting.lr_at(number) for number in range(federation.rounds))
+    return LocalRules(task, simulator.sampling, lrs)
 
 
 def check_clients(federation: Federation, where: Position) -> None:
@@ -77,18 +80,10 @@ def model_observation(
     received: tuple[Params, ...] = (),
 ) -> ModelObservation:
     """Models of a federation, with what everyone knows about it."""
-    data = federation.dataset
-    return ModelObservation(
-        federation.simulator.task.model,
-        models,
-        rounds,
-        data.shape,
-        data.classes,
-        span_of(federation),
-        terms_of(federation),
-        auxiliary,
-        received,
-    )
+    data, task = federation.dataset, federation.simulator.task
+    terms = TrainingTerms(**{f.name: getattr(task.setting, f.name) for f in fields(TrainingTerms)})
+    known = data.shape, data.classes, span_of(federation), terms
+    return ModelObservation(task.model, models, rounds, *known, auxiliary, received)
 
 
 def _at(tree: Tree, index: int) -> Tree:

@@ -18,14 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.accounting import ledger, transcript
-from fedveil.accounting.ledger import as_planned
 from fedveil.attacks.base import Execution, Progress, silent
 from fedveil.attacks.games.federations import Target, observed_rounds, part
-from fedveil.attacks.games.membership import Certificate, judge
-from fedveil.attacks.games.observe import examples_of, model_observation, released
+from fedveil.attacks.games.membership import certificate, judge
+from fedveil.attacks.games.observe import examples_of, model_observation, released, rules_of
 from fedveil.attacks.games.outcome import Outcome, head
-from fedveil.attacks.games.rules import rules_of
 from fedveil.attacks.inference import roc
 from fedveil.attacks.inference.base import ParticipationAttack, ParticipationScores
 from fedveil.attacks.observation import ParticipationObservation
@@ -70,7 +67,7 @@ def play(target: Target, attack: ParticipationAttack, progress: Progress = silen
         "rounds": rounds,
         "clients": guessed.shape[1],
         "success_rate": None,
-        **judge(guessed, present, certificate(first, tap, rounds, sum(not_finite))),
+        **judge(guessed, present, certificate(first, tap, rounds, unit="client", not_finite=sum(not_finite))),
         **_by_round(guesses, truths),
         "accuracy": float(np.mean(accuracies)),
         "seconds": time.monotonic() - started,
@@ -127,35 +124,13 @@ def coins(seed: int, clients: int) -> np.ndarray:
     return rng.random(clients) < 0.5
 
 
-# --- against the coins
-
-
-def certificate(federation: Federation, tap: str, rounds: int, not_finite: int = 0) -> Certificate:
-    """The ledger's ε of a client that is present or absent, against an adversary with the models of `rounds` rounds.
-
-    A client receives one model more than there are finished rounds.
-    """
-    task = federation.simulator.task
-    delta = transcript.delta_of(task.defenses)
-    if not_finite:
-        return Certificate(
-            None, delta, "client", "updates were left out for not being finite, and their noise with them"
-        )
-    seen = rounds + (tap == "broadcast")
-    planned = transcript.planned(task.defenses, as_planned(task.setting), seen)
-    row = ledger.certified(planned, tap, "client", delta, adjacency="add-remove")
-    return Certificate(row.epsilon if row.certified else None, delta, "client", row.reason)
-
-
 def _by_round(guesses: Sequence[ParticipationScores], truths: Sequence[Truth]) -> dict[str, Any]:
     """The AUC of "took part in this round": the mean over rounds in which some did and some did not."""
     means = []
     for one, truth in zip(guesses, truths, strict=True):
         areas = [roc.auc(s, t) for s, t in zip(one.rounds, truth.rounds, strict=True) if t.any() and not t.all()]
         means += [float(np.mean(areas))] if areas else []
-    if not means:
-        return {"round_auc": None, "round_interval": None}
-    several = len(means) > 1
-    span = roc.mean_interval(np.array(means)) if several else None
-    clipped = None if span is None else [max(0.0, span[0]), min(1.0, span[1])]
-    return {"round_auc": float(np.mean(means)), "round_interval": clipped}
+    return {
+        "round_auc": float(np.mean(means)) if means else None,
+        "round_interval": roc.share_interval(np.array(means)),
+    }

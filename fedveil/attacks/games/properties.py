@@ -25,7 +25,6 @@ from fedveil.attacks.base import Execution, Progress, silent
 from fedveil.attacks.games import observe
 from fedveil.attacks.games.federations import Target, observed_rounds, part, states
 from fedveil.attacks.games.outcome import Outcome, head
-from fedveil.attacks.games.rules import rules_of
 from fedveil.attacks.inference import property, replay, roc
 from fedveil.attacks.inference.base import PropertyAttack
 from fedveil.attacks.inference.property import Property
@@ -124,13 +123,12 @@ def train(
     own = examples_as_seen(data, data.held_out) if active else observe.examples_of(federation, me)
     nothing = np.zeros(0, int)
     asked = AuxiliaryData(data.train.x[:0], nothing)
-    observation = UpdateObservation(tuple(seen), rules_of(federation), own, wanted, nothing, asked, nothing)
+    observation = UpdateObservation(tuple(seen), observe.rules_of(federation), own, wanted, nothing, asked, nothing)
     return observation, Truth(tuple(rows), tuple(pools))
 
 
-Watched = Iterator[
-    tuple[ObservedUpdate, np.ndarray, np.ndarray]
-]  # an update, the rows behind it, all rows that could be
+# An update, the rows behind it, all rows that could be.
+Watched = Iterator[tuple[ObservedUpdate, np.ndarray, np.ndarray]]
 
 
 def _one_victim(federation: Federation, attack: PropertyAttack, rounds: int, progress: Progress) -> Watched:
@@ -231,11 +229,9 @@ def asked_records(
             rows += [rng.choice(inside, count, replace=False), rng.choice(outside, count, replace=False)]
             which.append(np.full(2 * count, index))
             member.append(np.arange(2 * count) < count)
-    if not rows:
-        nothing = np.zeros(0, int)
-        return AuxiliaryData(federation.dataset.train.x[:0], nothing), nothing, nothing.astype(bool)
-    records = examples_as_seen(federation.dataset, federation.dataset.train, np.concatenate(rows))
-    return records, np.concatenate(which), np.concatenate(member)
+    nothing = np.zeros(0, int)
+    records = examples_as_seen(federation.dataset, federation.dataset.train, np.concatenate([nothing, *rows]))
+    return records, np.concatenate([nothing, *which]), np.concatenate([nothing.astype(bool), *member])
 
 
 def _of_records(done: Sequence[Scored]) -> dict[str, Any]:
@@ -247,6 +243,4 @@ def _of_records(done: Sequence[Scored]) -> dict[str, Any]:
     if not len(means):
         return {"record_auc": None, "record_interval": None}
     values = means if len(means) > 1 else next(one.record_areas for one in done if len(one.record_areas))
-    span = roc.mean_interval(values) if len(values) > 1 else None
-    clipped = None if span is None else [max(0.0, span[0]), min(1.0, span[1])]
-    return {"record_auc": float(means.mean()), "record_interval": clipped}
+    return {"record_auc": float(means.mean()), "record_interval": roc.share_interval(values)}

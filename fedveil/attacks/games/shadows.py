@@ -107,8 +107,9 @@ class Fleet:
         setting, rule = self.task.setting, self.simulator.rule
         slots = slots or _slots(federation)
         self.chunk = min(slots, setting.per_round)
-        most = min(slots // self.chunk, math.ceil(len(self.seeds) / self.simulator.workers))
-        self.at_once = _even(len(self.seeds), max(1, most))
+        count = len(self.seeds)
+        most = min(slots // self.chunk, math.ceil(count / self.simulator.workers))
+        self.at_once = math.ceil(count / math.ceil(count / max(1, most)))  # equal parts, none larger than `most`
         batches = self.at_once * self.chunk * setting.local_steps
         self.widths = sampling.batch_widths(self.simulator.sampling, self.simulator.partition, batches)
         self._compiler = Compiler(dict)
@@ -260,11 +261,6 @@ def _slots(federation: Federation) -> int:
     if jax.default_backend() != "cpu":
         return auto_chunk(task, federation.dataset)
     return max(auto_chunk(task, federation.dataset), min(64, CPU_PARAMETERS // parameter_count(task)))
-
-
-def _even(count: int, most: int) -> int:
-    """The size of equal parts of `count`, none larger than `most`."""
-    return math.ceil(count / math.ceil(count / most))
 
 
 def _stacked(arrays: Sequence[np.ndarray], clients: int) -> np.ndarray:

@@ -72,6 +72,15 @@ def mean_interval(values: np.ndarray, level: float = 0.95) -> tuple[float, float
     return float(values.mean()) - half, float(values.mean()) + half
 
 
+def share_interval(values: np.ndarray) -> list[float] | None:
+    """Student's interval of a mean of shares, within [0, 1]; None for fewer than two values."""
+    return _within_one(mean_interval(values)) if len(values) > 1 else None
+
+
+def _within_one(span: tuple[float, float]) -> list[float]:
+    return [max(0.0, span[0]), min(1.0, span[1])]
+
+
 def summary(scores: np.ndarray, member: np.ndarray, group: np.ndarray | None = None) -> dict[str, Any]:
     """`auc` and `tpr_at_fpr` with their intervals: scores [n], member [n] bool, group [n] (one for each federation).
 
@@ -86,12 +95,12 @@ def summary(scores: np.ndarray, member: np.ndarray, group: np.ndarray | None = N
         each = np.array([tpr_at(s, m, fpr) for s, m in parts])
         rate = float(each.mean())
         span = mean_interval(each) if many else rate_interval(round(rate * inside), inside)
-        rates[f"{fpr:g}"] = {"tpr": rate, "interval": [max(0.0, span[0]), min(1.0, span[1])]}
+        rates[f"{fpr:g}"] = {"tpr": rate, "interval": _within_one(span)}
     area = float(areas.mean())
     span = mean_interval(areas) if many else auc_interval(area, inside, outside)
     return {
         "auc": area,
-        "interval": [max(0.0, span[0]), min(1.0, span[1])],
+        "interval": _within_one(span),
         "tpr_at_fpr": rates,
         "members": inside,
         "others": outside,

@@ -98,9 +98,10 @@ class _Head:
 
 
 class _Linear:
-    """z = wᵀh + b on columns h [blocks, inputs, columns]; `lift` makes columns of activations, `lower` transposes it.
+    """z = wᵀh + b on columns h [blocks, inputs, columns], as a dense layer has them.
 
-    A block holds what shares its weights and is summed in one product: an attack's examples, or one of them alone.
+    A block holds what shares its weights and is summed in one product. Here it is an attack and its columns are the
+    examples; activations are [attacks · examples, features].
     """
 
     rank = 2  # of the weights
@@ -116,26 +117,28 @@ class _Linear:
             self.b = None if self.b is None else self.per_block(self.b)
 
     def lift(self, a: Array) -> Array:
-        raise NotImplementedError
+        """Columns of activations."""
+        return _turn(a.reshape(-1, self.examples, a.shape[-1]))
 
     def lower(self, h: Array) -> Array:
-        raise NotImplementedError
+        """The transpose of `lift`."""
+        return _turn(h).reshape(-1, h.shape[1])
 
     def raised(self, z: Array) -> Array:
         """Columns of outputs [blocks, units, columns] as activations."""
-        raise NotImplementedError
+        return self.lower(z)
 
     def columns(self, d: Array) -> Array:
         """Activations as columns of outputs."""
-        raise NotImplementedError
+        return self.lift(d)
 
     def per_block(self, value: Array) -> Array:
         """[attacks, ...] -> [blocks, ...]."""
-        raise NotImplementedError
+        return value
 
     def per_attack(self, value: Array) -> Array:
         """[blocks, ...] -> [attacks, ...], summed."""
-        raise NotImplementedError
+        return value
 
     def forward(self, a: Array) -> tuple[Array, Array]:
         h = self.lift(a)
@@ -174,28 +177,6 @@ class _Linear:
     def _direction(self, direction: Params) -> Array:
         v = direction[self.name]["w"]
         return self.per_block(v.reshape(v.shape[0], -1, self.units))
-
-
-class _DenseStep(_Linear):
-    """A block is an attack, its columns are the examples; activations [attacks · examples, features]."""
-
-    def lift(self, a: Array) -> Array:
-        return _turn(a.reshape(-1, self.examples, a.shape[-1]))
-
-    def lower(self, h: Array) -> Array:
-        return _turn(h).reshape(-1, h.shape[1])
-
-    def raised(self, z: Array) -> Array:
-        return self.lower(z)
-
-    def columns(self, d: Array) -> Array:
-        return self.lift(d)
-
-    def per_block(self, value: Array) -> Array:
-        return value
-
-    def per_attack(self, value: Array) -> Array:
-        return value
 
 
 class _ConvStep(_Linear):
@@ -258,7 +239,7 @@ def _step(layer: Layer, params: Params, examples: int) -> Any:
         case Conv():
             return _ConvStep(layer, params[layer.name], examples)
         case Dense():
-            return _DenseStep(layer.name, params[layer.name], layer.units, examples)
+            return _Linear(layer.name, params[layer.name], layer.units, examples)
         case Activation():
             return _PlainStep(ACTIVATIONS[layer.kind])
     return _PlainStep(lambda a: _channels_first(layer.apply({}, _channels_last(a), Context())))

@@ -232,7 +232,7 @@ class _Worker:
         self.programs, self.work, self.settings = programs, work, work.settings
         self.queue, self.narrowest, self.longest = queue, max(1, width // NARROWEST), 0
         self.monitor, self.length = monitor, CHUNK if monitor is None else 1
-        self.owners = [_next(queue) for _ in range(width)]
+        self.owners = [queue.popleft() if queue else None for _ in range(width)]
         rows = self._rows()
         rules = stop_rules(work.settings, width, work.starts.dtype)
         self.slots, self.job = programs.begin(work.starts[rows], rules), _take(work.jobs, rows)
@@ -286,7 +286,7 @@ class _Worker:
 
     def _refill(self, done: list[int]) -> None:
         for slot in done:
-            self.owners[slot] = _next(self.queue)
+            self.owners[slot] = self.queue.popleft() if self.queue else None
         new = [slot for slot in done if self.owners[slot] is not None]
         if new:
             which, rows = np.isin(np.arange(len(self.owners)), new), self._rows()
@@ -313,13 +313,6 @@ class _Worker:
         rows = alive + free[: narrower - len(alive)]
         self.slots, self.job = self.programs.pack(self.slots, self.job, np.array(rows))
         self.owners = [self.owners[slot] for slot in rows]
-
-
-def _next(queue: deque[int]) -> int | None:
-    try:
-        return queue.popleft()
-    except IndexError:
-        return None
 
 
 def _take(jobs: Job, rows: np.ndarray) -> Job:

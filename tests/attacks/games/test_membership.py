@@ -94,7 +94,7 @@ def test_shadows_find_more_than_the_loss_alone(by_heart):
 
 @pytest.mark.parametrize("name", ["lira", "rmia"])
 def test_fed_cdp_hides_them_and_keeps_its_certificate(fed_cdp, noised, name):
-    proof = membership.certificate(fed_cdp, "release", noised.not_finite)
+    proof = membership.certificate(fed_cdp, "release", not_finite=noised.not_finite)
     assert proof.epsilon == pytest.approx(0.205, abs=0.01) and proof.unit == "example"
     found = judged(noised, name, proof)
     most = 0.5 + 0.5 * np.tanh(proof.epsilon / 2)  # the AUC of the best test that (ε, 0)-DP leaves, 0.551 here

@@ -11,9 +11,8 @@ import pytest
 
 from fedveil.attacks.games import participation
 from fedveil.attacks.games.federations import Target
-from fedveil.attacks.games.membership import Certificate, judge
-from fedveil.attacks.games.observe import examples_of
-from fedveil.attacks.games.rules import rules_of
+from fedveil.attacks.games.membership import Certificate, certificate, judge
+from fedveil.attacks.games.observe import examples_of, rules_of
 from fedveil.attacks.inference import client_membership as shares
 from fedveil.attacks.inference import replay, roc
 from fedveil.attacks.inference.client_membership import ClientMembership
@@ -215,9 +214,9 @@ def test_a_certificate_is_never_exceeded():
 
 def test_where_nothing_is_certified_the_reason_is_told():
     config = load(None, [*SMALL, "defense.name=2dp-fl", "defense.delta=1e-3"])
-    proof = participation.certificate(prepare(config), "broadcast", 6)
+    proof = certificate(prepare(config), "broadcast", 6, unit="client")
     assert proof.epsilon is None and proof.delta == 1e-3 and "averages" in proof.reason
-    lost = participation.certificate(prepare(load(None, [*SMALL, *SDP])), "release", 6, not_finite=1)
+    lost = certificate(prepare(load(None, [*SMALL, *SDP])), "release", 6, unit="client", not_finite=1)
     assert lost.epsilon is None and "finite" in lost.reason
 
 

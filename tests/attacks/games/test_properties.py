@@ -9,7 +9,7 @@ import pytest
 
 from fedveil.attacks.games import compare, properties
 from fedveil.attacks.games.federations import Target
-from fedveil.attacks.games.rules import rules_of
+from fedveil.attacks.games.observe import rules_of
 from fedveil.attacks.inference import melis, property, replay, roc
 from fedveil.attacks.inference.melis import Melis
 from fedveil.attacks.observation import AuxiliaryData
