@@ -251,8 +251,8 @@ def from_settings(settings: Settings = None, defense: Defenses | None = None) ->
         return settings if defense is None else settings.model_copy(update={"defense": make_all(defense)})
     if isinstance(settings, str | Path):
         document = read(settings)
-    elif isinstance(settings, list):
-        document = read(None, settings)
+    elif isinstance(settings, list | tuple):
+        document = read(None, list(settings))
     else:
         document = dict(settings or {})
     return from_dict(document if defense is None else {**document, "defense": defense})
@@ -324,7 +324,7 @@ def _apply_defense(document: dict[str, Any], parts: list[str], value: Any) -> No
 def _value(text: str) -> Any:
     """A setting's value: TOML where it parses as TOML (numbers, booleans, lists, tables), else the text itself."""
     text = text.strip()
-    if text in ("null", "none", "None") and text != "none":
+    if text in ("null", "None"):
         return None
     try:
         return tomllib.loads(f"v = {text}")["v"]
@@ -391,18 +391,12 @@ def resolve(config: Config, *, trainable: bool = True) -> Config:
     """Fills in every default that depends on the dataset or the defence, and checks what depends on several keys."""
     info = DATASETS[config.data.name]
     if trainable and not info.trainable:
-        raise ConfigError(
-            "data.name", info.name, "holds pictures for attacks, too few to train on: use another dataset"
-        )
+        takes = "holds pictures for attacks, too few to train on: use another dataset"
+        raise ConfigError("data.name", info.name, takes)
     if (config.data.file is None) == (info.name == "file"):
         raise ConfigError("data.file", config.data.file, 'goes together with data.name = "file", and only with it')
-    return config.model_copy(
-        update={
-            "data": _resolve_data(config),
-            "model": _resolve_model(config),
-            "train": _resolve_train(config),
-        }
-    )
+    done = {"data": _resolve_data(config), "model": _resolve_model(config), "train": _resolve_train(config)}
+    return config.model_copy(update=done)
 
 
 def for_attack(config: Config) -> Config:
@@ -421,13 +415,8 @@ def for_attack(config: Config) -> Config:
         changes["local_steps"] = 1
     if not info.trainable and "clients" not in data.model_fields_set:
         data = data.model_copy(update={"clients": 1, "partition": data.partition or "copies"})
-    return config.model_copy(
-        update={
-            "data": data,
-            "model": model.model_copy(update={"name": name, "init": init}),
-            "train": train.model_copy(update=changes),
-        }
-    )
+    model, train = model.model_copy(update={"name": name, "init": init}), train.model_copy(update=changes)
+    return config.model_copy(update={"data": data, "model": model, "train": train})
 
 
 def _resolve_data(config: Config) -> DataConfig:
@@ -437,9 +426,8 @@ def _resolve_data(config: Config) -> DataConfig:
     _refuse_unread("data", data, keys, ("per_client", "classes_per_client", "alpha"), f"partition '{name}'")
     _refuse_unread("data", data, info.keys, ("min_images", "size"), f"dataset '{info.name}'")
     if data.features != "raw" and (info.kind != "image" or min(info.shape[:2]) < SMALLEST_SCATTERED):
-        raise ConfigError(
-            "data.features", data.features, f"takes images of at least {SMALLEST_SCATTERED} pixels: use raw"
-        )
+        takes = f"takes images of at least {SMALLEST_SCATTERED} pixels: use raw"
+        raise ConfigError("data.features", data.features, takes)
     changes: dict[str, object] = {"partition": name}
     # The dataset's default size is for partitions into equal parts; the others distribute all the data.
     if name in ("iid", "shards", "classes"):
@@ -452,14 +440,11 @@ def _resolve_data(config: Config) -> DataConfig:
 def _resolve_model(config: Config) -> ModelConfig:
     model = config.model
     info = MODELS[model.name or DATASETS[config.data.name].model]
-    _refuse_unread(
-        "model", model, info.keys, ("activation", "dropout", "hidden", "pooling", "channels"), f"'{info.name}'"
-    )
+    optional = ("activation", "dropout", "hidden", "pooling", "channels")
+    _refuse_unread("model", model, info.keys, optional, f"'{info.name}'")
     changes: dict[str, object] = {"name": info.name, "init": model.init or "default"}
-    if "activation" in info.keys:
-        changes["activation"] = model.activation or info.activation
-    if "pooling" in info.keys:
-        changes["pooling"] = model.pooling or info.pooling
+    for key in {"activation", "pooling"} & set(info.keys):
+        changes[key] = getattr(model, key) or getattr(info, key)
     return model.model_copy(update=changes)
 
 

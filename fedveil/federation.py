@@ -69,9 +69,8 @@ def plan(config: Config) -> Plan:
         dataset = load_data(config, 0.0)
         shape, classes, labels = dataset.shape, dataset.classes, dataset.train.y
     partition = partition_of(config, labels, classes)
-    setting = make_setting(
-        config, partition, batch_sampling(config, partition), build_model(config, shape, classes), len(labels)
-    )
+    batches, model = batch_sampling(config, partition), build_model(config, shape, classes)
+    setting = make_setting(config, partition, batches, model, len(labels))
     return Plan(config, checked_defenses(config, setting), setting)
 
 
@@ -91,16 +90,8 @@ def partition_of(config: Config, labels: np.ndarray, classes: int) -> Partition:
 
 def load_data(config: Config, share: float) -> Dataset:
     data = config.data
-    return load(
-        data.name,
-        dir=data.dir,
-        split=data.split,
-        min_images=data.min_images,
-        size=data.size,
-        file=data.file,
-        public=share,
-        features=data.features,
-    )
+    keys = ("dir", "split", "min_images", "size", "file", "features")
+    return load(data.name, public=share, **{key: getattr(data, key) for key in keys})
 
 
 def batch_sampling(config: Config, partition: Partition) -> BatchSampling:
@@ -226,11 +217,11 @@ def in_memory(data: Arrays, config: Config) -> tuple[Dataset, Config]:
 
 
 def _from_sequence(data: Sequence[np.ndarray]) -> Dataset:
-    if len(data) == 2:
-        return from_arrays(data[0], data[1])
-    if len(data) == 4:
-        return from_arrays(data[0], data[1], data[2], data[3])
-    raise ConfigError("data", f"{len(data)} arrays", "takes (x, y) or (x, y, x_test, y_test)")
+    if len(data) not in (2, 4):
+        raise ConfigError("data", f"{len(data)} arrays", "takes (x, y) or (x, y, x_test, y_test)")
+    x, y, *test = data
+    x_test, y_test = test or (None, None)
+    return from_arrays(x, y, x_test, y_test)
 
 
 def prepare(
@@ -272,10 +263,7 @@ def prepare(
         ServerRule(train.server_lr, train.server_momentum, keeps_late=train.late > 0),
         FederatedData(dataset, partition, batches),
         SimulationSettings(
-            seed=train.seed,
-            draws=draws,
-            engine=speed.engine,
-            chunk=None if speed.chunk == "auto" else speed.chunk,
+            train.seed, draws, engine=speed.engine, chunk=None if speed.chunk == "auto" else speed.chunk
         ),
     )
     rounds, stops = affordable_rounds(config, task.defenses, task.setting)
@@ -307,11 +295,9 @@ def affordable_rounds(config: Config, defenses: Sequence[Defense], setting: Sett
 
 def _with_public(dataset: Dataset, share: float) -> Dataset:
     """A caller's own dataset with a public set for the server, cut from the test part wherever that is."""
-    if dataset.test is not None:
-        public, rest = cut_share(dataset.test, share)
-        return replace(dataset, public=public, test=rest)
-    public, rest = cut_share(dataset.held_out, share)
-    return replace(dataset, public=public, held_out=rest)
+    public, rest = cut_share(dataset.held_out if dataset.test is None else dataset.test, share)
+    cut = replace(dataset, public=public)
+    return replace(cut, held_out=rest) if dataset.test is None else replace(cut, test=rest)
 
 
 def _task(config: Config, dataset: Dataset, partition: Partition, batches: BatchSampling, model: Model | None) -> Task:

@@ -150,11 +150,8 @@ def calibrate(
     check_delta(delta)
     if noise is not None and not (noise > 0 and math.isfinite(noise)):
         raise ConfigError("noise", noise, "takes a number above 0, the defence's noise multiplier")
-    for key, value, known in (
-        ("tap", tap, ACCOUNTED_TAPS),
-        ("unit", unit, UNITS),
-        ("adjacency", adjacency, ADJACENCIES),
-    ):
+    tables = {"tap": (tap, ACCOUNTED_TAPS), "unit": (unit, UNITS), "adjacency": (adjacency, ADJACENCIES)}
+    for key, (value, known) in tables.items():
         if value is not None and value not in known:
             raise unknown_name(key, value, known)
     if isinstance(settings, str | Path) and settings != "" and Path(settings).is_dir():

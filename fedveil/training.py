@@ -182,9 +182,8 @@ class _Training:
         self.started, self.compiled, self.earlier = time.monotonic(), 0.0, 0.0
         task = self.simulator.task
         file = run.path / transcript.FILE if run is not None else None
-        self.recorder = transcript.Recorder(
-            transcript.start(task.defenses, task.setting, self.simulator.draws.fingerprint), file
-        )
+        header = transcript.start(task.defenses, task.setting, self.simulator.draws.fingerprint)
+        self.recorder = transcript.Recorder(header, file)
 
     def go(self) -> Result:
         every = self.federation.config.train.eval_every
@@ -251,20 +250,14 @@ class _Training:
         self._open_transcript(run, done)
         run.rewind(done)
         self.history = run.read_metrics()
-        run.write_info(
-            status="running",
-            rounds_done=done,
-            note=self.federation.dataset.note,
-            own_model=self.federation.own_model,
-            **environment(),
-        )
+        about = {"note": self.federation.dataset.note, "own_model": self.federation.own_model}
+        run.write_info(status="running", rounds_done=done, **about, **environment())
         return state, done
 
     def _open_transcript(self, run: RunFolder, done: int) -> None:
         if done and not (run.path / transcript.FILE).exists():
-            raise RunError(
-                f"{run.path} has rounds behind it and no {transcript.FILE}: start the run anew to account for it"
-            )
+            why = f"has rounds behind it and no {transcript.FILE}"
+            raise RunError(f"{run.path} {why}: start the run anew to account for it")
         self.recorder.begin()
 
     def _flush(self, scores: tuple[float, float] | None, now: bool = False) -> None:
@@ -300,10 +293,6 @@ class _Training:
         self.last_save = time.monotonic()
         self.save_cost = max(self.last_save - waited, 0.002)
 
-    def _ledger(self) -> list[ledger.Row]:
-        """The account of the rounds so far."""
-        return ledger.rows(self.recorder.transcript(), accountants=("paper", "pld"))
-
     def _finish(self, state: ServerState, accuracy: float, loss: float, rounds: int) -> Result:
         seconds, compile_seconds = self._seconds()
         result = Result(
@@ -316,7 +305,7 @@ class _Training:
             run=self.run.path if self.run else None,
             params=state.params,
             history=self.history,
-            ledger=self._ledger(),
+            ledger=ledger.rows(self.recorder.transcript(), accountants=("paper", "pld")),
             stopped=self.federation.stops,
         )
         if self.run is not None:

@@ -24,6 +24,7 @@ which guarantees hold, by what each other filter may do (`core.stage.Effect`), n
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -57,13 +58,9 @@ class Account:
     assumptions: tuple[str, ...]
 
     def epsilon(self, delta: float, accountant: str) -> float | None:
-        worst = 0.0
-        for rounds in self.rounds:
-            found = accountants.epsilon(rounds, delta, accountant)
-            if found is None:
-                return None
-            worst = max(worst, found)
-        return worst
+        found = [accountants.epsilon(rounds, delta, accountant) for rounds in self.rounds]
+        known = [epsilon for epsilon in found if epsilon is not None]
+        return max(known, default=0.0) if len(known) == len(found) else None
 
 
 def accounts_of(release: Release, setting: Setting, levels: Levels) -> Iterator[Account]:
@@ -82,22 +79,12 @@ def _of_records(release: Release, setting: Setting, levels: Levels) -> Iterator[
             for adjacency in ADJACENCIES:
                 if adjacency == "add-remove" and (tap == "example" or setting.batching != "poisson"):
                     continue  # presence is visible, or one record more changes the batches of the others
-                assumptions = (
-                    *_assumes_records(setting, release, tap, unit, adjacency),
-                    *_assumes_sum(together, setting),
-                )
+                records = _assumes_records(setting, release, tap, unit, adjacency)
+                assumptions, why = (*records, *_assumes_sum(together, setting)), _why(release, together)
                 for steps in _steps(setting, tap, adjacency, copies):
                     each = [replace(one, counts=part.counts, fails=part.fails, together=together) for one in steps]
-                    yield Account(
-                        release,
-                        tap,
-                        unit,
-                        adjacency,
-                        "participation",
-                        tuple(_over_rounds(one, release, setting, levels, together, part.times) for one in each),
-                        _why(release, together),
-                        assumptions,
-                    )
+                    over = tuple(_over_rounds(one, release, setting, levels, together, part.times) for one in each)
+                    yield Account(release, tap, unit, adjacency, "participation", over, why, assumptions)
 
 
 def _taps_of(release: Release, setting: Setting) -> list[tuple[str, bool]]:
@@ -134,18 +121,11 @@ def _of_clients(release: Release, setting: Setting, levels: Levels) -> Iterator[
             for adjacency in ADJACENCIES:
                 # One record may turn its client's contribution into any other: for records only `replace` can be used.
                 swap = adjacency == "replace" or unit != "client"
-                seen = Round(
-                    accountants.ALWAYS,
-                    counts=part.counts,
-                    fails=part.fails,
-                    together=together,
-                    distribution=release.distribution,
-                    replace=swap,
-                )
+                seen = Round(accountants.ALWAYS, counts=part.counts, fails=part.fails, together=together)
+                seen = replace(seen, distribution=release.distribution, replace=swap)
                 assumptions = (*_assumes_clients(setting, release, unit), *_assumes_sum(shares, setting))
-                account = Account(
-                    release, tap, unit, adjacency, "participation", (), _why(release, together), assumptions
-                )
+                why = _why(release, together)
+                account = Account(release, tap, unit, adjacency, "participation", (), why, assumptions)
                 if adjacency != "add-remove" or unit != "client":  # a known cohort shows whether a client is there
                     over = _over_rounds(seen, release, setting, levels, shares, part.times)
                     yield replace(account, rounds=(over,))
@@ -271,15 +251,9 @@ def declared(defenses: Sequence[Defense], setting: Setting) -> tuple[Release, ..
     for number, defense in enumerate(defenses):
         for release in defense.events(setting):
             reason = release.reason or _broken(release, number, defenses, setting)
-            made.append(
-                replace(
-                    release,
-                    every_round=release.every_round or chosen,
-                    client_noise_sums=release.client_noise_sums and not setting.late and _only_sums(number, defenses),
-                    certifiable=release.certifiable and not reason,
-                    reason=reason,
-                )
-            )
+            sums = release.client_noise_sums and not setting.late and _only_sums(number, defenses)
+            holds, always = release.certifiable and not reason, release.every_round or chosen
+            made.append(replace(release, every_round=always, client_noise_sums=sums, certifiable=holds, reason=reason))
     return tuple(made)
 
 
@@ -353,24 +327,17 @@ def realised_epsilon(rounds: Sequence[Round | None], delta: float) -> float:
     """ε of rounds that one client took part in, composed; infinite where one of them has no certificate."""
     if any(one is None for one in rounds):
         return math.inf
-    groups: dict[Round, list[tuple[float, int]]] = {}
+    groups: dict[Round, Counter[float]] = {}
     for one in rounds:
         if one is not None:
-            groups.setdefault(replace(one, noise=accountants.ALWAYS), []).append((one.noise[0][1], 1))
+            groups.setdefault(replace(one, noise=accountants.ALWAYS), Counter())[one.noise[0][1]] += 1
     made = [
         (replace(kind, noise=((1.0, z),)), times)
-        for kind, levels in sorted(groups.items(), key=repr)
-        for z, times in few_levels(_counted(levels))
+        for kind, levels in sorted(groups.items(), key=lambda pair: repr(pair[0]))
+        for z, times in few_levels(list(levels.items()))
     ]
     found = accountants.epsilon(tuple(made), delta, "pld")
     return math.inf if found is None else found
-
-
-def _counted(levels: Levels) -> Levels:
-    counts: dict[float, int] = {}
-    for z, times in levels:
-        counts[z] = counts.get(z, 0) + times
-    return sorted(counts.items())
 
 
 # --- what a row says

@@ -30,13 +30,9 @@ def trade_off(rounds: Rounds, alphas: Sequence[float]) -> list[float]:
     if found is None:
         return [0.0 for _ in alphas]
     epsilons, deltas = found
-    return [_second_error(epsilons, deltas, alpha) for alpha in alphas]
-
-
-def _second_error(epsilons: Array, deltas: Array, alpha: float) -> float:
-    steep = 1.0 - deltas - np.exp(epsilons) * alpha
-    flat = np.exp(-epsilons) * (1.0 - deltas - alpha)
-    return max(0.0, float(steep.max()), float(flat.max()))
+    steep = (1.0 - deltas - np.exp(epsilons) * alpha for alpha in alphas)
+    flat = (np.exp(-epsilons) * (1.0 - deltas - alpha) for alpha in alphas)
+    return [max(0.0, float(one.max()), float(other.max())) for one, other in zip(steep, flat, strict=True)]
 
 
 def gdp_mu(rounds: Rounds) -> float | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from fedveil.accounting import published
@@ -66,12 +66,8 @@ def rows(
 ) -> list[Row]:
     """All rows of a transcript."""
     delta = transcript.delta if delta is None else delta
-    made = [
-        row
-        for accountant in accountants
-        if accountant != "paper"
-        for row in _composed(transcript, delta, accountant, units)
-    ]
+    computed = [accountant for accountant in accountants if accountant != "paper"]
+    made = [row for accountant in computed for row in _composed(transcript, delta, accountant, units)]
     if "paper" in accountants:
         claims = published.rows(transcript.claims, transcript.rounds, delta)
         made += [Row(rounds=transcript.rounds, **claim) for claim in claims if claim["unit"] in units]
@@ -86,12 +82,8 @@ def certified(transcript: Transcript, tap: str, unit: str, delta: float, adjacen
     """
     found: list[Row] = []
     for wanted in (adjacency,) if adjacency else ADJACENCIES:
-        found = [
-            row
-            for accountant in _accountants(transcript)
-            for row in _composed(transcript, delta, accountant, (unit,), (wanted,), tap)
-            if row.tap == tap
-        ]
+        every = (_composed(transcript, delta, one, (unit,), (wanted,), tap) for one in _accountants(transcript))
+        found = [row for rows_of_one in every for row in rows_of_one if row.tap == tap]
         numbers = [row for row in found if row.epsilon is not None]
         if numbers:
             best = min(numbers, key=lambda row: (not row.certified, row.epsilon))
@@ -99,14 +91,11 @@ def certified(transcript: Transcript, tap: str, unit: str, delta: float, adjacen
     return found[0]
 
 
-def uncertified(rows: Iterable[Row], reason: str = SEEDED) -> list[Row]:
+def uncertified(rows: Sequence[Row], reason: str = SEEDED) -> list[Row]:
     """The rows without their certificates: ε keeps its number, and `reason` says why it is not certified."""
-    return [
-        replace(row, certified=False, reason=f"{row.reason}; {reason}" if row.reason else reason)
-        if row.certified
-        else row
-        for row in rows
-    ]
+    told = [f"{row.reason}; {reason}" if row.reason else reason for row in rows]
+    pairs = zip(rows, told, strict=True)
+    return [replace(row, certified=False, reason=why) if row.certified else row for row, why in pairs]
 
 
 def as_planned(setting: Setting) -> Setting:
@@ -130,12 +119,9 @@ def curve(transcript: Transcript, row: Row, alphas: Sequence[float] = ALPHAS) ->
     if row.epsilon is None or row.delta is None or row.accountant != "pld":
         return None
     before = CHAIN[: CHAIN.index(row.tap) + 1]
-    found = [
-        account
-        for account in _every(transcript)
-        if (account.unit, account.adjacency) == (row.unit, row.adjacency) and account.tap in before
-    ]
-    behind = next((account for account in found if account.epsilon(row.delta, "pld") == row.epsilon), None)
+    alike = [one for one in _every(transcript) if (one.unit, one.adjacency) == (row.unit, row.adjacency)]
+    found = (one for one in alike if one.tap in before and one.epsilon(row.delta, "pld") == row.epsilon)
+    behind = next(found, None)
     if behind is None:
         return None
     from fedveil.accounting.curves import gdp_mu, trade_off
@@ -206,14 +192,14 @@ def _composed(
                         best = _smaller(best, account, transcript, delta, accountant)
                 if best is not None:
                     accounted.add(tap)
-                    yield best if best.tap == tap else _processed(best, tap)
+                    reason = f"post-processing of the {best.tap} tap: {best.reason}"
+                    yield best if best.tap == tap else replace(best, tap=tap, reason=reason)
         for tap in chain:
             if tap not in accounted:
                 tried = any(a.unit == unit and CHAIN.index(a.tap) <= CHAIN.index(tap) for a in every)
                 where = adjacencies[0] if len(adjacencies) == 1 else "zero-out"
-                yield _open(
-                    tap, unit, accountant, where, transcript.rounds, why_none(tap, unit, _held(transcript), tried)
-                )
+                why = why_none(tap, unit, _held(transcript), tried)
+                yield Row(tap, unit, accountant, "none", False, where, None, None, why, (), transcript.rounds)
 
 
 def _every(transcript: Transcript) -> list[Account]:
@@ -273,11 +259,3 @@ def _assumed(account: Account, transcript: Transcript) -> tuple[str, ...]:
     made += [FIXED] if setting.sampling == "fixed" else []
     made += [APART] if account.unit == "image" else []
     return tuple(made)
-
-
-def _processed(row: Row, tap: str) -> Row:
-    return replace(row, tap=tap, reason=f"post-processing of the {row.tap} tap: {row.reason}")
-
-
-def _open(tap: str, unit: str, accountant: str, adjacency: str, rounds: int, reason: str) -> Row:
-    return Row(tap, unit, accountant, "none", False, adjacency, None, None, reason, (), rounds)

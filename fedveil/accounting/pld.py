@@ -80,12 +80,12 @@ def distribution(rounds: Rounds, delta: float, finer: float = 1.0) -> Losses | N
 def _faint(one: Round) -> bool:
     """Whether the noise is so small that losses reach hundreds."""
     most = max(count for _, count in one.counts) if one.together else 1.0
-    return min(z for _, z in one.noise) < FAINT * most * (2.0 if _swaps(one) else 1.0)
+    return min(z for _, z in one.noise) < FAINT * _sensitivity(one, most)
 
 
-def _swaps(one: Round) -> bool:
-    """Whether the unit is exchanged for another, which doubles the sensitivity."""
-    return one.replace or one.subset is not None
+def _sensitivity(one: Round, count: float) -> float:
+    """What `count` parts of the unit change in a sum. An exchange of the unit for another doubles it."""
+    return (2.0 if one.replace or one.subset is not None else 1.0) * count
 
 
 # --- the grid
@@ -122,7 +122,7 @@ def spread(rounds: Sequence[tuple[Round, int]]) -> tuple[float, float, float]:
             if count == 0:
                 continue
             size, made = (count, 1.0) if one.together else (1.0, count)
-            used, size = (1.0 if hidden else rate), size * (2.0 if _swaps(one) else 1.0)
+            used, size = (1.0 if hidden else rate), _sensitivity(one, size)
             loss, far = one_step(z / size, rate) if hidden else (size / z, one_step(z / size, 1.0)[1])
             weight = times * one.steps * chance * share * made * used
             steps, squares, furthest = steps + weight, squares + weight * loss**2, max(furthest, far)
@@ -157,10 +157,6 @@ def step_losses(one: Round, z: float, count: int, grid: float) -> Losses:
     if one.hidden and count == 1 and one.distribution == "gaussian":
         return swapped(z, one.rate, grid)
     return mixed((chance, identity(grid) if used == 0 else _noisy(one, z, used, grid)) for chance, used in inside)
-
-
-def _sensitivity(one: Round, count: int) -> float:
-    return (2.0 if _swaps(one) else 1.0) * count
 
 
 def _noisy(one: Round, z: float, count: int, grid: float) -> Losses:
@@ -266,7 +262,8 @@ def two_mixtures(z: float, upper: Terms, lower: Terms, grid: float) -> Losses:
     removed = _tails(steps * grid, where(steps * grid), above.beyond, below.beyond)
     back = np.arange(math.floor(-high / grid), math.ceil(-low / grid) + 1)
     added = _tails(back * grid, where(-back * grid), below.before, above.before)
-    return OnGrid(grid, _on(grid, steps, removed), _on(grid, back, added))
+    sides = ((int(at[0]), deltas) for at, deltas in ((steps, removed), (back, added)))
+    return OnGrid(grid, *(connect_the_dots(grid, first, deltas) for first, deltas in sides))
 
 
 class _Gaussians:
@@ -295,10 +292,6 @@ def _tails(epsilons: Array, x: Array, first: Tail, second: Tail) -> Array:
     """δ at each ε, from the two tails at the outcome x with that loss."""
     upper = first(x)
     return np.exp(upper) * -np.expm1(np.minimum(epsilons + second(x) - upper, 0.0))
-
-
-def _on(grid: float, steps: NDArray[np.int64], deltas: Array) -> Masses:
-    return connect_the_dots(grid, int(steps[0]), deltas)
 
 
 # --- distributions on a grid
@@ -379,13 +372,14 @@ class Tilted:
         return log_delta
 
 
+@dataclass(eq=False)
 class Losses(ABC):
     """A privacy loss distribution in both directions: on a grid, a mixture, or a composition."""
 
-    grid: float
-    symmetric: bool  # whether both directions are the same
-    _kept: dict[tuple[int, float], Tilted]
-    _moments: dict[tuple[int, float], float]
+    grid: float = field(init=False)
+    symmetric: bool = field(init=False)  # whether both directions are the same
+    _kept: dict[tuple[int, float], Tilted] = field(init=False, default_factory=dict, repr=False)
+    _moments: dict[tuple[int, float], float] = field(init=False, default_factory=dict, repr=False)
 
     @abstractmethod
     def _log_moment(self, side: int, tilt: float) -> float: ...
@@ -453,8 +447,6 @@ class OnGrid(Losses):
     grid: float
     remove: Masses
     add: Masses
-    _kept: dict[tuple[int, float], Tilted] = field(default_factory=dict, repr=False)
-    _moments: dict[tuple[int, float], float] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.symmetric = self.add is self.remove
@@ -481,8 +473,6 @@ class Mixed(Losses):
     """A mixture whose coin the observer sees: (probability, distribution)."""
 
     parts: tuple[tuple[float, Losses], ...]
-    _kept: dict[tuple[int, float], Tilted] = field(default_factory=dict, repr=False)
-    _moments: dict[tuple[int, float], float] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.grid = self.parts[0][1].grid
@@ -512,8 +502,6 @@ class Composed(Losses):
     """Independent losses that add up: (distribution, times)."""
 
     parts: tuple[tuple[Losses, int], ...]
-    _kept: dict[tuple[int, float], Tilted] = field(default_factory=dict, repr=False)
-    _moments: dict[tuple[int, float], float] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.grid = self.parts[0][0].grid

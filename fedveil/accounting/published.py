@@ -28,6 +28,7 @@ from fedveil.core.events import Claim
 
 MOMENT_ORDERS = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *range(5, 64), 128, 256, 512)
 RULES = ("moments", "basic", "advanced", "optimal", "zcdp")
+CLAIMED = (*RULES, "joint", "as-published")  # the rules of all rows that repeat a claim
 CLAIM = "as published; not certified"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def gallery(study: Study, precision: str, count: int = MOST, steps: Sequence[int
         if left > 0:
             parts.append(_of_group(group, left, shown, precision))
     by_example = ("truth", "ssim", "mse", "labels", "success")
-    joined = {key: np.concatenate([getattr(part, key) for part in parts]) for key in by_example}
+    joined: dict[str, Any] = {key: np.concatenate([getattr(part, key) for part in parts]) for key in by_example}
     found = np.concatenate([part.found for part in parts], axis=1)
     return Pictures(found=found, shown=parts[0].shown, **joined)
 

@@ -19,7 +19,7 @@ from fedveil.attacks.games.outcome import Outcome
 from fedveil.attacks.inference.base import InferenceAttack
 from fedveil.attacks.registry import checked
 from fedveil.attacks.study import Study
-from fedveil.config import AttackConfig, Config, for_attack, from_dict, load, resolve, to_toml
+from fedveil.config import AttackConfig, Config, Settings, for_attack, from_dict, from_settings, load, resolve, to_toml
 from fedveil.core.errors import ConfigError
 from fedveil.core.keys import Draws
 from fedveil.data.registry import DATASETS
@@ -30,7 +30,6 @@ from fedveil.runs import RunFolder, environment, write_text
 if TYPE_CHECKING:
     from fedveil.simulation.server import ServerState
 
-Settings = Config | Mapping[str, Any] | Sequence[str] | str | Path | None
 STORED_STEPS = (1, 5, 20, 100)  # iterations of which pictures are stored beside the result
 
 
@@ -83,7 +82,7 @@ def attack(
     """
     files = _checked_files(run, gradients, out, pictures)
     report = progress or silent
-    config = _config(settings) if run is None else _config_of_run(Path(run), settings)
+    config = from_settings(settings) if run is None else _config_of_run(Path(run), settings)
     config, chosen = _with_attack(config, attack)
     if run is None and isinstance(chosen, ReconstructionAttack):
         config = for_attack(config)
@@ -131,16 +130,6 @@ def attack_federation(
 
 
 # --- configs
-
-
-def _config(settings: Settings) -> Config:
-    if isinstance(settings, Config):
-        return settings
-    if isinstance(settings, str | Path):
-        return load(settings)
-    if settings is None or isinstance(settings, Mapping):
-        return from_dict(dict(settings or {}))
-    return load(None, list(settings))
 
 
 def _config_of_run(run: Path, settings: Settings) -> Config:

@@ -7,18 +7,11 @@ from dataclasses import dataclass, replace
 
 from fedveil.accounting import statistics
 from fedveil.accounting.transcript import delta_of
+from fedveil.audit import certificate as certificates
 from fedveil.audit import measure
 from fedveil.audit import trials as trial_runs
 from fedveil.audit.canary import canaries_for
-from fedveil.audit.certificate import (
-    Attacked,
-    Certificate,
-    certificate,
-    cohort,
-    declared,
-    gaussian_epsilon,
-    shows_sums,
-)
+from fedveil.audit.certificate import Attacked, Certificate, certificate, gaussian_epsilon, shows_sums
 from fedveil.audit.rows import AuditRow, Bound, bound_row
 from fedveil.audit.scores import Run, Score
 from fedveil.audit.shared import Audit
@@ -35,11 +28,8 @@ class Bounds:
 
     def rows(self, observers: list[tuple[str, str]], methods: list[str], shared: bool) -> list[AuditRow]:
         """Lower bounds on ε at every tap and unit, by every method."""
-        alpha = (
-            (1.0 - self.audit.confidence)
-            / (2.0 if shared else 1.0)
-            / (len(observers) * len(methods) * self.audit.sizes.seeds)
-        )
+        error = (1.0 - self.audit.confidence) / (2.0 if shared else 1.0)
+        alpha = error / (len(observers) * len(methods) * self.audit.sizes.seeds)
         rows = []
         for tap, unit in observers:
             norm = self._norm(tap, unit)
@@ -52,16 +42,18 @@ class Bounds:
     def _one_run_fits(self, tap: str, unit: str) -> bool:
         """Records that share one client's clip hide each other, so one run shows nothing of them; trials do. Sums without
         noise of the server's need all clients' noise, so there are trials alone as well."""
-        found = declared(self.audit.task.defenses, self.audit.task.setting, tap, unit)
+        found = self._declared(tap, unit)
         own = found is None or found[0].unit == unit
         return own and (not shows_sums(tap, self.audit.task.setting) or (found is not None and found[0].on_sum))
 
+    def _declared(self, tap: str, unit: str) -> tuple[Release, float] | None:
+        return certificates.declared(self.audit.task.defenses, self.audit.task.setting, tap, unit)
+
     def _norm(self, tap: str, unit: str) -> float:
         """The gradient norm of canaries: far above the clip bound, where there is one."""
-        found = declared(self.audit.task.defenses, self.audit.task.setting, tap, unit)
-        if found is None or found[0].tap == "example":
-            release = Release("client", "example", "gaussian", 1.0, "step", "example")
-        else:
+        found = self._declared(tap, unit)
+        release = Release("client", "example", "gaussian", 1.0, "step", "example")
+        if found is not None and found[0].tap != "example":
             release = found[0]
         if release.tap == "broadcast" and self.audit.task.setting.rounds < 2:
             return EXCESS
@@ -72,7 +64,7 @@ class Bounds:
         return EXCESS * (sizes.bound(number, 0.0) or 1.0)
 
     def _attacked(self, tap: str, unit: str, rounds: int, steps: int) -> Attacked:
-        clients = cohort(self.audit.task.defenses, self.audit.task.setting, tap, unit)
+        clients = certificates.cohort(self.audit.task.defenses, self.audit.task.setting, tap, unit)
         weights = tuple([self.audit.task.setting.max_weight] + [1.0] * (clients - 1))
         shown = weights if shows_sums(tap, self.audit.task.setting) else ()
         return Attacked(tap, unit, rounds, steps, shown, self.audit.sizes.rounds)
@@ -84,7 +76,7 @@ class Bounds:
 
     def _one_run(self, tap: str, unit: str, norm: float, methods: list[str], alpha: float) -> list[AuditRow]:
         began = time.monotonic()
-        found = declared(self.audit.task.defenses, self.audit.task.setting, tap, unit)
+        found = self._declared(tap, unit)
         by_step = found is not None and found[0].uses == "step" and tap != "example"
         path = self.audit.canaries(self.audit.task.defenses)
         steps = min(self.audit.sizes.steps, path.task.setting.local_steps) if by_step else 1
@@ -144,7 +136,7 @@ class Bounds:
         began = time.monotonic()
         steps = self.audit.sizes.steps if tap != "example" else 1
         attacked = self._attacked(tap, unit, self.audit.sizes.rounds, steps)
-        clients = cohort(self.audit.task.defenses, self.audit.task.setting, tap, unit)
+        clients = certificates.cohort(self.audit.task.defenses, self.audit.task.setting, tap, unit)
         played = trial_runs.trial(self.audit.task, attacked, clients, norm)
         delta = self._delta(alpha, False)
         known = certificate(played.task.defenses, played.task.setting, attacked, delta)
@@ -157,18 +149,7 @@ class Bounds:
         by_seed = [one.epsilon for one in found]
         bound = Bound("trials", tap, unit, "pooled", by_seed, {"pooled": max(by_seed)})
         row = bound_row(bound, known, delta, self.audit.confidence)
-        reach = (
-            statistics.trials_reach(known.together / 2.0, self.audit.sizes.trials, delta, alpha)
-            if known.together
-            else None
-        )
-        errors = best.false_positive, best.false_negative
-        seconds = time.monotonic() - began
-        return replace(
-            row,
-            trials=self.audit.sizes.trials,
-            reach=reach,
-            false_positive=errors[0],
-            false_negative=errors[1],
-            seconds=seconds,
-        )
+        trials, half = self.audit.sizes.trials, (known.together or 0.0) / 2.0
+        reach = statistics.trials_reach(half, trials, delta, alpha) if half else None
+        row = replace(row, false_positive=best.false_positive, false_negative=best.false_negative)
+        return replace(row, trials=trials, reach=reach, seconds=time.monotonic() - began)

@@ -63,11 +63,13 @@ def scale(measured: Measured) -> Iterator[Finding]:
 def _scale(measured: Measured, number: int, draws: list[Leaves], units: list[Contribution], z: float) -> Finding:
     release, names = measured.release, list(draws[0])
     distribution = release.distribution
-    size = _l1 if distribution == "laplace" else _l2
-    total = np.array([sum(_total(d[n], distribution) for d in draws) for n in names])
+    each, whole = (
+        (np.abs, np.asarray) if distribution == "laplace" else (np.square, np.sqrt)
+    )  # sums of these; their norm
+    total = np.array([sum(float(each(d[n]).sum()) for d in draws) for n in names])
     count = np.array([float(sum(d[n].size for d in draws)) for n in names])
-    sizes = np.array([[size(u.leaves[n]) * (1.0 - ROUNDING) for n in names] for u in units])
-    noise = total / count if distribution == "laplace" else np.sqrt(total / count)
+    sizes = np.array([[float(whole(each(u.leaves[n]).sum())) * (1.0 - ROUNDING) for n in names] for u in units])
+    noise = whole(total / count)
     ratios = [statistics.loss_ratio(one, noise, distribution, z) for one in sizes]
     worst = int(np.argmax(ratios))
     largest = float(np.max([u.size for u in units])) if distribution == "gaussian" else float(sizes.sum(axis=1).max())
@@ -80,9 +82,8 @@ def _scale(measured: Measured, number: int, draws: list[Leaves], units: list[Con
         f"least noise in {thin}: {by_layer[thin]:.3g} of the declared"
     )
     score = f"round {number}, {units[worst].label}, {thin}"
-    return Finding(
-        "scale", release, measured.path, score, 1.0 / max(ratios[worst], 1e-300), p_value, False, says, by_layer
-    )
+    statistic = 1.0 / max(ratios[worst], 1e-300)
+    return Finding("scale", release, measured.path, score, statistic, p_value, False, says, by_layer)
 
 
 def _silent(measured: Measured) -> Finding:
@@ -92,28 +93,8 @@ def _silent(measured: Measured) -> Finding:
     most = max(energy.values())
     bare = [n for n in names if energy[n] <= 1e-8 * most]
     says = f"no noise in {', '.join(bare)}" if bare else f"all {len(names)} parameter groups carry noise"
-    return Finding(
-        "scale",
-        measured.release,
-        measured.path,
-        ", ".join(bare) or "all groups",
-        float(len(bare)),
-        None,
-        bool(bare),
-        says,
-    )
-
-
-def _total(a: np.ndarray, distribution: str) -> float:
-    return float(np.abs(a).sum() if distribution == "laplace" else np.square(a).sum())
-
-
-def _l1(a: np.ndarray) -> float:
-    return float(np.abs(a).sum())
-
-
-def _l2(a: np.ndarray) -> float:
-    return float(np.sqrt(np.square(a).sum()))
+    where = ", ".join(bare) or "all groups"
+    return Finding("scale", measured.release, measured.path, where, float(len(bare)), None, bool(bare), says)
 
 
 # --- correlation
@@ -128,13 +109,10 @@ def correlations(measured: Measured) -> Iterator[Finding]:
         kinds.append((one_step, "step", lambda d: (d.seed, d.round, d.client)))
     if release.stage in (*STEP_STAGES, *CLIENT_STAGES) or not release.on_sum:
         kinds.append(("clients", "client", lambda d: (d.seed, d.round, d.step)))
-    for kind, attribute, same in kinds:
-        pairs = list(_pairs(noise, kind, attribute, same))
+    found = {kind: list(_pairs(noise, kind, attribute, same)) for kind, attribute, same in kinds}
+    for kind, pairs in (found | {"layers": list(_layer_pairs(noise))}).items():
         if pairs:
             yield _correlated(measured, kind, pairs)
-    pairs = list(_layer_pairs(noise))
-    if pairs:
-        yield _correlated(measured, "layers", pairs)
     yield _repeated(measured)
 
 
@@ -174,11 +152,8 @@ def _layer_pairs(noise: dict[Draw, Leaves]) -> Iterator[Pair]:
     for one, other in list(itertools.pairwise(names))[:MOST_PAIRS]:
         draws = list(noise.values())
         size = min(draws[0][one].size, draws[0][other].size)
-        yield (
-            f"{one} and {other}",
-            np.concatenate([d[one].ravel()[:size] for d in draws]),
-            np.concatenate([d[other].ravel()[:size] for d in draws]),
-        )
+        first, second = (np.concatenate([d[name].ravel()[:size] for d in draws]) for name in (one, other))
+        yield f"{one} and {other}", first, second
 
 
 def _correlated(measured: Measured, kind: str, pairs: Sequence[Pair]) -> Finding:
@@ -200,10 +175,8 @@ def _repeated(measured: Measured) -> Finding:
     values = np.concatenate([_flat(d) for d in measured.noise.values()])
     values = values[values != 0.0]
     share = 1.0 - len(np.unique(values.astype(np.float32))) / len(values) if len(values) else 0.0
-    says = f"{share:.1%} of {len(values)} values occur more than once"
-    return Finding(
-        "correlation", measured.release, measured.path, "repeated values", share, None, share > REPEATS, says
-    )
+    says, where = f"{share:.1%} of {len(values)} values occur more than once", "repeated values"
+    return Finding("correlation", measured.release, measured.path, where, share, None, share > REPEATS, says)
 
 
 def _flat(leaves: Leaves) -> np.ndarray:

@@ -84,7 +84,10 @@ class Probe:
             return {self._draw(number, c): self.path.message(number, c, EMPTY) for c in clients}
         if stage == "broadcast":
             named = clients if not self.release.on_sum else clients[:1]
-            return self._seeded(seeds, lambda: {self._draw(number, c): self._received(number, c) for c in named})
+            start = Scene(made=0)
+            return self._seeded(
+                seeds, lambda: {self._draw(number, c): self.path.message(number, c, start) for c in named}
+            )
         return self._seeded(seeds, lambda: {self._draw(number, 0): self._change(number, EMPTY)})
 
     def _step_noise(self, number: int, client: int) -> dict[Draw, Leaves]:
@@ -101,7 +104,9 @@ class Probe:
         if self.release.unit == "example":
             there, empty = Scene(((client, rows),), (step,), step + 1), Scene(made=step + 1)
         else:
-            there, empty = Scene(((client, rows),), fill=self._fills), EMPTY
+            # A canary client's batches may be full where the divisor is the same as without records.
+            fills = self.path.blank is not None or self.path.simulator.sampling.batching == "poisson"
+            there, empty = Scene(((client, rows),), fill=fills), EMPTY
         # A broadcast's noise covers the model that the round before has made.
         made_in = number - 1 if self.release.stage == "broadcast" else number
         key = (made_in, client, empty, factor, self.path.simulator.seed)
@@ -109,20 +114,12 @@ class Probe:
             self.without[key] = self._shown(made_in, client, empty, factor)
         return subtract(self._shown(made_in, client, there, factor), self.without[key])
 
-    @property
-    def _fills(self) -> bool:
-        """Whether a canary client's batches may be full: where the divisor is the same as without records."""
-        return self.path.blank is not None or self.path.simulator.sampling.batching == "poisson"
-
     def _shown(self, number: int, client: int, scene: Scene, factor: float) -> Leaves:
         if self.release.stage in (*SERVER_STAGES, "broadcast"):
             return self._change(number, scene, factor)
         return self.path.message(number, client, scene, factor)
 
     # --- the path
-
-    def _received(self, number: int, client: int) -> Leaves:
-        return self.path.message(number, client, Scene(made=0))
 
     def _change(self, number: int, scene: Scene, factor: float = 0.0) -> Leaves:
         assert isinstance(self.path, Path)

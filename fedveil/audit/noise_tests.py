@@ -32,7 +32,8 @@ class NoiseTests:
         for defense in self.audit.task.defenses:
             own: Path | None = None
             for release in defense.events(self.audit.task.setting):
-                if not _testable(release) or (tap and release.tap != tap) or (unit and release.unit != unit):
+                testable = release.certifiable and release.multiplier > 0.0 and math.isfinite(release.multiplier)
+                if not testable or (tap and release.tap != tap) or (unit and release.unit != unit):
                     continue
                 if release.tap != "example" and own is None:
                     self.audit.tell("own model: compiling its round")
@@ -82,13 +83,7 @@ def findings(measured: measure.Measured) -> Iterator[Finding]:
     """All tests of what was measured."""
     yield from checks.scale(measured)
     yield from checks.correlations(measured)
-    found = checks.clip(measured)
-    if found is not None:
-        yield found
-
-
-def _testable(release: Release) -> bool:
-    return release.certifiable and release.multiplier > 0.0 and math.isfinite(release.multiplier)
+    yield from filter(None, [checks.clip(measured)])
 
 
 def _same(defense: Defense, release: Release, setting: Setting) -> Release:

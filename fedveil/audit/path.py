@@ -88,7 +88,9 @@ class Path:
     def message(self, number: int, client: int, scene: Scene, factor: float = 0.0) -> Leaves:
         """What one client sends in a round, by the training program of its chunk, as a difference to the server's model."""
         sim = self.simulator
-        summed = sim.collect(self.state(factor), number, sim.chunks(Cohort.only([client]), number, self._edit(scene)))
+        summed = sim.collect(
+            self.state(factor), number, sim.chunks(Cohort.only([client]), number, partial(self.place, scene))
+        )
         return _leaves(summed.total, float(sim.weights[client]))
 
     def change(self, number: int, scene: Scene, factor: float = 0.0) -> Leaves:
@@ -96,7 +98,7 @@ class Path:
         sim, state = self.simulator, self.state(factor)
         before = _leaves(state.params)
         cohort = sim.cohort(state, number) if self.forced is None else self.forced
-        after = sim.run(state, number, sim.chunks(cohort, number, self._edit(scene)))
+        after = sim.run(state, number, sim.chunks(cohort, number, partial(self.place, scene)))
         return subtract(_leaves(after.params), before)
 
     def examples(self, number: int, client: int, records: np.ndarray) -> tuple[Leaves, int]:
@@ -127,9 +129,6 @@ class Path:
         self.simulator = self.simulator.variant(seed=seed, draws=keys.Draws(seed))
 
     # --- the scene
-
-    def _edit(self, scene: Scene) -> Any:
-        return partial(self.place, scene)
 
     def place(self, scene: Scene, cohort: Cohort, drawn: Batches | Microbatches) -> Batches | Microbatches:
         """The batches of a cohort with the records of a scene in place of those that were drawn."""

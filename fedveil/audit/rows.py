@@ -10,19 +10,19 @@ from fedveil.audit.checks import Finding
 from fedveil.core.errors import RunError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AuditRow:
     """One bound or one test: what was attacked or measured, how, and what came of it."""
 
     method: str  # one-run, f-dp, trials: a lower bound on ε; noise: a test of what was drawn
     tap: str
     unit: str
-    adjacency: str
-    epsilon_lower: float | None  # the largest over the seeds; None for tests
+    adjacency: str = "zero-out"
+    epsilon_lower: float | None = None  # the largest over the seeds; None for tests
     confidence: float  # of all bounds and tests of the call together
-    delta: float | None
-    epsilon_certified: float | None
-    violated: bool  # a bound above its certificate
+    delta: float | None = None
+    epsilon_certified: float | None = None
+    violated: bool = False  # a bound above its certificate
     multiplier: float | None  # z of one release, as declared
     releases: int  # in what was attacked, one after another
     test: str  # bound, scale, correlation, clip
@@ -58,12 +58,7 @@ def test_row(finding: Finding, tests: int, alpha: float, confidence: float, seco
         method="noise",
         tap=release.tap,
         unit=release.unit,
-        adjacency="zero-out",
-        epsilon_lower=None,
         confidence=confidence,
-        delta=None,
-        epsilon_certified=None,
-        violated=False,
         multiplier=release.multiplier,
         releases=1,
         test=finding.test,
@@ -102,7 +97,6 @@ def bound_row(bound: Bound, known: Certificate, delta: float, confidence: float)
         method=bound.method,
         tap=bound.tap,
         unit=bound.unit,
-        adjacency="zero-out",
         epsilon_lower=epsilon,
         confidence=confidence,
         delta=delta,

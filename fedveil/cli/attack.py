@@ -29,17 +29,9 @@ def run_attack(
     chosen: Config | list[str] = settings if run is not None else load(file, settings)
     from fedveil.attacks.orchestrate import attack
 
-    try:
-        with show.Counter(_counted(chosen)) as counter:
-            done = attack(chosen, run=run, gradients=gradients, out=out, pictures=pictures, progress=counter)
-    except ConfigError as error:
-        if error.key in FLAGS:
-            raise ConfigError(f"--{error.key}", error.got, error.takes) from None
-        raise
-    if json:
-        show.print_json(done.as_dict())
-        return
-    _print(done.as_dict())
+    with show.as_options(*FLAGS), show.Counter(_counted(chosen)) as counter:
+        done = attack(chosen, run=run, gradients=gradients, out=out, pictures=pictures, progress=counter)
+    (show.print_json if json else _print)(done.as_dict())
 
 
 def _counted(chosen: Config | list[str]) -> str:

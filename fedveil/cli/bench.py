@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def run_bench(suite: str, repeats: int, json: bool, out: str | None = None) -> N
         show.print_json(rows)
         return
     columns = (*COLUMNS, *MORE.get(suite, ()))
-    show.print_table(TITLES[suite], columns, [_cells(row, columns) for row in rows])
+    show.print_table(TITLES[suite], columns, [[row.get(column) for column in columns] for row in rows])
 
 
 def checkout() -> Path:
@@ -90,7 +90,3 @@ def _written(rows: Iterable[Row], file: Path) -> Iterator[Row]:
             lines.write(to_json(row) + "\n")
             lines.flush()
             yield row
-
-
-def _cells(row: Row, columns: Sequence[str]) -> list[object]:
-    return [row.get(column) for column in columns]

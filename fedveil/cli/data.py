@@ -15,19 +15,18 @@ from fedveil.data.registry import DATASETS, dataset_named
 
 def run_list(json: bool) -> None:
     """Prints each dataset, and whether its files are here."""
-    entries = []
-    for info in DATASETS.values():
-        entries.append(
-            {
-                "name": info.name,
-                "summary": info.summary,
-                "keys": list(info.keys),
-                "shape": list(info.shape),
-                "classes": info.classes,
-                "status": _status(info),
-                "note": info.note,
-            }
-        )
+    entries = [
+        {
+            "name": info.name,
+            "summary": info.summary,
+            "keys": list(info.keys),
+            "shape": list(info.shape),
+            "classes": info.classes,
+            "status": _status(info),
+            "note": info.note,
+        }
+        for info in DATASETS.values()
+    ]
     if json:
         show.print_json(entries)
     else:

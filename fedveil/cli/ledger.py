@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.accounting.ledger import Row
-from fedveil.accounting.published import RULES
+from fedveil.accounting.published import CLAIMED
 from fedveil.accounting.transcript import Transcript
 from fedveil.cli import show
 from fedveil.config import load
 from fedveil.core.errors import ConfigError
 from fedveil.core.taps import ACCOUNTED_TAPS, UNITS
 from fedveil.run_account import account, calibrate, check_delta
-
-PUBLISHED = (*RULES, "joint", "as-published")
 
 
 def run_ledger(
@@ -68,22 +66,23 @@ def _print(rounds: int, rows: Sequence[Row]) -> None:
     for tap in ACCOUNTED_TAPS:
         before: tuple[object, ...] = ()
         for unit in UNITS:
-            here = [r for r in rows if (r.tap, r.unit) == (tap, unit) and r.rule not in PUBLISHED]
+            here = [r for r in rows if (r.tap, r.unit) == (tap, unit) and r.rule not in CLAIMED]
             if not here:
                 continue
             plain = _best([r for r in here if r.adjacency != "replace"])
             swapped = _best([r for r in here if r.adjacency == "replace"])
             shown = plain or swapped or here[0]
-            values = (_epsilon(plain), shown.adjacency if plain else "", _epsilon(swapped), _sure(shown), shown.reason)
+            sure = "yes" if shown.certified else "no"
+            values = (_epsilon(plain), shown.adjacency if plain else "", _epsilon(swapped), sure, shown.reason)
             same_as_before = values == before and shown.epsilon is not None
             lines.append((tap, unit, *values[:-1], "the same: no copies" if same_as_before else values[-1]))
             before = values
             notes += [line for line in shown.assumptions if line not in notes]
-    delta = next((r.delta for r in rows if r.epsilon is not None and r.rule not in PUBLISHED), None)
+    delta = next((r.delta for r in rows if r.epsilon is not None and r.rule not in CLAIMED), None)
     title = f"privacy after {rounds} rounds" + (f", δ = {delta:g}" if delta is not None else "")
     if lines:
         show.print_table(title, ("tap", "unit", "ε", "adjacency", "ε, replace", "certified", "why"), lines)
-    claims = [r for r in rows if r.rule in PUBLISHED]
+    claims = [r for r in rows if r.rule in CLAIMED]
     if claims:
         columns = ("tap", "unit", "rule", "ε", "δ", "remark")
         told = [(r.tap, r.unit, f"{r.rule} ({r.accountant})", _epsilon(r), r.delta, r.reason) for r in claims]
@@ -100,10 +99,6 @@ def _best(rows: Sequence[Row]) -> Row | None:
 
 def _epsilon(row: Row | None) -> str:
     return "none" if row is None or row.epsilon is None else f"{row.epsilon:.4g}"
-
-
-def _sure(row: Row) -> str:
-    return "yes" if row.certified else "no"
 
 
 def run_calibrate(file: str | None, settings: list[str], goal: Mapping[str, Any], json: bool) -> None:

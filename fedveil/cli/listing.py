@@ -2,79 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import fields
+from importlib import import_module
+from typing import Any
 
 from fedveil.cli import show
 from fedveil.core.errors import unknown_name
 
-Entry = dict[str, object]
-
-
-def _datasets() -> list[Entry]:
-    from fedveil.data.registry import DATASETS
-
-    return [{"name": i.name, "summary": i.summary, "keys": list(i.keys)} for i in DATASETS.values()]
-
-
-def _models() -> list[Entry]:
-    from fedveil.models.catalog import MODELS
-
-    return [{"name": i.name, "summary": i.summary, "keys": list(i.keys)} for i in MODELS.values()]
-
-
-def _partitions() -> list[Entry]:
-    from fedveil.data.partition import PARTITIONS
-
-    return [{"name": i.name, "summary": i.summary, "keys": list(i.keys)} for i in PARTITIONS.values()]
-
-
-def _defenses() -> list[Entry]:
-    from fedveil.defenses.catalog import DEFENSES, keys
-
-    return [{"name": i.name, "summary": i.summary, "keys": list(keys(i))} for i in DEFENSES.values()]
-
-
-def _attacks() -> list[Entry]:
-    from fedveil.attacks.base import keys
-    from fedveil.attacks.registry import ATTACKS
-
-    return [{"name": kind.name, "summary": kind.summary, "keys": list(keys(kind))} for kind in ATTACKS.values()]
-
-
-def _inits() -> list[Entry]:
-    from fedveil.attacks.reconstruction.matching import INITS
-
-    return [{"name": name, "summary": summary, "keys": []} for name, summary in INITS.items()]
-
-
-def _taps() -> list[Entry]:
-    from fedveil.core.taps import TAPS
-
-    return [{"name": name, "summary": summary, "keys": []} for name, summary in TAPS.items()]
-
-
-KINDS: dict[str, Callable[[], list[Entry]]] = {
-    "datasets": _datasets,
-    "models": _models,
-    "partitions": _partitions,
-    "defenses": _defenses,
-    "attacks": _attacks,
-    "inits": _inits,
-    "taps": _taps,
+# Kind -> the module and the name of its table, which is imported when the kind is listed.
+TABLES = {
+    "datasets": ("fedveil.data.registry", "DATASETS"),
+    "models": ("fedveil.models.catalog", "MODELS"),
+    "partitions": ("fedveil.data.partition", "PARTITIONS"),
+    "defenses": ("fedveil.defenses.catalog", "DEFENSES"),
+    "attacks": ("fedveil.attacks.registry", "ATTACKS"),
+    "inits": ("fedveil.attacks.reconstruction.matching", "INITS"),
+    "taps": ("fedveil.core.taps", "TAPS"),
 }
 
 
 def run_list(kind: str | None, json: bool) -> None:
     """All names of a kind, or the kinds."""
     if kind is None:
-        entries: list[Entry] = [{"name": k, "summary": f"fedveil list {k}", "keys": []} for k in KINDS]
-    elif kind in KINDS:
-        entries = KINDS[kind]()
+        entries = [_entry(k, f"fedveil list {k}") for k in TABLES]
+    elif kind in TABLES:
+        module, table = TABLES[kind]
+        entries = [_entry(name, info) for name, info in getattr(import_module(module), table).items()]
     else:
-        raise unknown_name("list", kind, KINDS)
+        raise unknown_name("list", kind, TABLES)
     if json:
         show.print_json(entries)
     else:
-        show.print_table(
-            kind or "kinds", ("name", "summary", "keys"), [(e["name"], e["summary"], e["keys"]) for e in entries]
-        )
+        rows = [(e["name"], e["summary"], e["keys"]) for e in entries]
+        show.print_table(kind or "kinds", ("name", "summary", "keys"), rows)
+
+
+def _entry(name: str, info: Any) -> dict[str, object]:
+    """A name with its summary and its keys: those of the table, or the fields of a dataclass."""
+    if isinstance(info, str):
+        return {"name": name, "summary": info, "keys": []}
+    keys = [field.name for field in fields(info)] if isinstance(info, type) else info.keys
+    return {"name": name, "summary": info.summary, "keys": list(keys)}

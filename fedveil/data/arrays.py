@@ -73,12 +73,9 @@ def read_arrays(path: Path, wanted: tuple[str, ...], key: str) -> dict[str, np.n
         raise _unreadable(path, _reason(error), key) from error
     if "x" not in found or "y" not in found:
         held = ", ".join(names) or "none"
-        raise DataError(f"{key}: {path} holds the arrays {held}; it takes {_listed(wanted)}")
+        takes = "x, y (and x_test, y_test)" if "x_test" in wanted else "x and y"
+        raise DataError(f"{key}: {path} holds the arrays {held}; it takes {takes}")
     return found
-
-
-def _listed(wanted: tuple[str, ...]) -> str:
-    return "x, y (and x_test, y_test)" if "x_test" in wanted else "x and y"
 
 
 def _read(path: Path, wanted: tuple[str, ...], key: str) -> tuple[dict[str, np.ndarray], list[str]]:

@@ -8,7 +8,7 @@ the dataset and not to a run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -60,7 +60,6 @@ class Dataset:
     feature_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     note: str = ""  # caveats for readers of results: a re-split, assumed scaling constants
-    extras: dict[str, object] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -3,23 +3,48 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from fedveil.core.errors import DataError
 from fedveil.data.dataset import Part, Raw
-from fedveil.data.info import FileInfo, LoadRequest
+from fedveil.data.info import DatasetInfo, FileInfo, LoadRequest
 
 _UNSIGNED_BYTE = 8
 
 
-def idx_files(train_x: str, train_y: str, test_x: str, test_y: str) -> tuple[FileInfo, ...]:
-    """The four files of a dataset in MNIST's layout, from their MD5 digests."""
-    return (
-        FileInfo("train-images-idx3-ubyte", 47_040_016, "md5", train_x),
-        FileInfo("train-labels-idx1-ubyte", 60_008, "md5", train_y),
-        FileInfo("t10k-images-idx3-ubyte", 7_840_016, "md5", test_x),
-        FileInfo("t10k-labels-idx1-ubyte", 10_008, "md5", test_y),
+FILES = (  # and their sizes
+    ("train-images-idx3-ubyte", 47_040_016),
+    ("train-labels-idx1-ubyte", 60_008),
+    ("t10k-images-idx3-ubyte", 7_840_016),
+    ("t10k-labels-idx1-ubyte", 10_008),
+)
+
+
+def idx_dataset(
+    name: str, summary: str, class_names: tuple[str, ...], digests: Sequence[str], **more: Any
+) -> DatasetInfo:
+    """A dataset in MNIST's layout, from the MD5 digests of its files; its training is that of the Fed-CDP paper."""
+    return DatasetInfo(
+        name=name,
+        summary=summary,
+        kind="image",
+        shape=(28, 28, 1),
+        classes=10,
+        load=partial(load_idx, class_names=class_names),
+        model="cnn",
+        partition="shards",
+        per_client=500,
+        rounds=100,
+        local_steps=100,
+        batch=5,
+        lr=0.05,
+        train_sizes=(("fed-cdp", 50_000), ("cpl", 60_000), ("dpfl", 50_000)),
+        files=tuple(FileInfo(*file, "md5", digest) for file, digest in zip(FILES, digests, strict=True)),
+        **more,
     )
 
 

@@ -156,24 +156,17 @@ def _check(request: Request, keys: tuple[str, ...]) -> None:
     """Refuses settings that no partition can follow, by the key that is wrong."""
     if request.clients < 1:
         raise ConfigError("data.clients", request.clients, "takes a whole number from 1")
-    if request.per_client is not None and "per_client" in keys and not 1 <= request.per_client <= request.total:
-        raise ConfigError(
-            "data.per_client", request.per_client, f"takes 1 to {request.total}, the size of the training set"
-        )
+    size, total = request.per_client, request.total
+    if size is not None and "per_client" in keys and not 1 <= size <= total:
+        raise ConfigError("data.per_client", size, f"takes 1 to {total}, the size of the training set")
     if "classes_per_client" in keys:
-        present = len(np.unique(request.labels))
-        if not 1 <= request.settings.classes_per_client <= present:
-            raise ConfigError(
-                "data.classes_per_client",
-                request.settings.classes_per_client,
-                f"takes 1 to {present}, the number of classes in the training set",
-            )
-        if request.per_client is not None and request.per_client < request.settings.classes_per_client:
-            raise ConfigError(
-                "data.per_client",
-                request.per_client,
-                f"takes at least {request.settings.classes_per_client}, one example for each of classes_per_client",
-            )
+        wanted, present = request.settings.classes_per_client, len(np.unique(request.labels))
+        if not 1 <= wanted <= present:
+            takes = f"takes 1 to {present}, the number of classes in the training set"
+            raise ConfigError("data.classes_per_client", wanted, takes)
+        if size is not None and size < wanted:
+            takes = f"takes at least {wanted}, one example for each of classes_per_client"
+            raise ConfigError("data.per_client", size, takes)
     if "alpha" in keys and not (request.settings.alpha > 0 and np.isfinite(request.settings.alpha)):
         raise ConfigError("data.alpha", request.settings.alpha, "takes a number above 0")
 
@@ -181,11 +174,8 @@ def _check(request: Request, keys: tuple[str, ...]) -> None:
 def _check_enough(request: Request) -> None:
     """For partitions that never give an example to two clients."""
     if request.clients > request.total:
-        raise ConfigError(
-            "data.clients",
-            request.clients,
-            f"takes at most {request.total}, the number of examples: this partition gives none of them twice",
-        )
+        takes = f"takes at most {request.total}, the number of examples: this partition gives none of them twice"
+        raise ConfigError("data.clients", request.clients, takes)
 
 
 def _equal(table: np.ndarray) -> Partition:
@@ -266,9 +256,8 @@ def _groups(name: str, groups: tuple[tuple[int, ...], ...]) -> Callable[[Request
                 got += np.bincount(owners[-1], minlength=request.clients)
         part = _pack(np.concatenate(owners), np.concatenate(indices), request.clients)
         if part.length.min() == 0:
-            raise ConfigError(
-                "data.clients", request.clients, "takes fewer: a class has too few examples for its clients"
-            )
+            takes = "takes fewer: a class has too few examples for its clients"
+            raise ConfigError("data.clients", request.clients, takes)
         return part if request.per_client is None else _cap(part, request.per_client, request.rng)
 
     return make
@@ -300,10 +289,8 @@ def _classes(request: Request) -> Partition:
 
 def _copies(request: Request) -> Partition:
     if request.per_client is None:  # one range that all clients share
-        everything = np.arange(request.total, dtype=np.int32)
-        return Partition(
-            everything, np.zeros(request.clients, np.int64), np.full(request.clients, request.total, np.int32)
-        )
+        everything, clients = np.arange(request.total, dtype=np.int32), request.clients
+        return Partition(everything, np.zeros(clients, np.int64), np.full(clients, request.total, np.int32))
     rows = [request.rng.choice(request.total, request.per_client, replace=False) for _ in range(request.clients)]
     return _equal(np.stack(rows))
 

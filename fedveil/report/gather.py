@@ -6,7 +6,6 @@ Nothing is trained or attacked here. The account is computed again, after severa
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from fedveil.accounting.ledger import Row
-from fedveil.accounting.published import RULES
+from fedveil.accounting.published import CLAIMED
 from fedveil.attacks.results import Stored, read_all
 from fedveil.config import Config, load
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.taps import ACCOUNTED_TAPS
+from fedveil.report.tables import finite
 
-CLAIMS = (*RULES, "joint", "as-published")
 SERVER_ONLY = ("train_loss", "update_norm")  # have no noise: see the assumptions of certified rows
 POINTS = 8  # how often on the way the account is computed
 
@@ -59,7 +58,7 @@ class Run:
         """The last accuracy and loss that were measured (None if not finite), and the number of rounds before them."""
         for row in reversed(self.metrics):
             if "accuracy" in row:
-                return _finite(row["accuracy"]), _finite(row.get("loss")), int(row["round"]) + 1
+                return finite(row["accuracy"]), finite(row.get("loss")), int(row["round"]) + 1
         return None, None, None
 
     @property
@@ -82,7 +81,7 @@ class Run:
 
 def claimed(row: Row) -> bool:
     """Whether a row repeats the claim of a paper."""
-    return row.rule in CLAIMS
+    return row.rule in CLAIMED
 
 
 def best(rows: Sequence[Row], tap: str, unit: str) -> Row | None:
@@ -199,7 +198,3 @@ def _stored_account(info: Mapping[str, Any], problems: list[str]) -> list[Row]:
     if not made:
         problems.append("the run used data or a model from outside and stored no account: ε is not known")
     return made
-
-
-def _finite(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

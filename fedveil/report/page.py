@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
 from markupsafe import Markup
 
 import fedveil
@@ -25,11 +24,10 @@ from fedveil.accounting.ledger import Row
 from fedveil.attacks.results import Stored
 from fedveil.data.pixels import png_uri
 from fedveil.report import summary
-from fedveil.report.charts import Chart
 from fedveil.report.figures import Figure, figures
 from fedveil.report.gather import Run, claimed, gather
 from fedveil.report.glossary import ADJACENCY, ADVERSARIES, SHOWN, UNIT, Adversary, delta_text, percent
-from fedveil.report.tables import FORBIDDEN, number
+from fedveil.report.tables import FORBIDDEN, finite, number
 from fedveil.report.verdict import CLASSES, MEANS, guessed_text, rate, rebuilt_text, verdict, verdicts
 
 SECTIONS = {
@@ -79,8 +77,9 @@ def _environment() -> jinja2.Environment:
     )
     made.filters |= {"number": number, "delta": delta_text, "rebuilt": rebuilt_text, "guessed": guessed_text}
     made.globals |= {"sections": SECTIONS, "classes": CLASSES, "means": MEANS, "unit": UNIT, "adjacency": ADJACENCY}
-    made.globals |= {"shown": SHOWN, "adversaries": ADVERSARIES, "verdict": verdict, "verdicts": verdicts, "svg": _svg}
+    made.globals |= {"shown": SHOWN, "adversaries": ADVERSARIES, "verdict": verdict, "verdicts": verdicts}
     made.globals |= {"certificate_header": CERTIFICATE, "goal": summary.GOAL, "versions": _versions}
+    made.globals["svg"] = lambda chart: Markup(chart.svg())
     for function in (
         summary.points, summary.measured, summary.costs, summary.used_words, summary.record_exceeds_client
     ):  # fmt: skip
@@ -91,10 +90,6 @@ def _environment() -> jinja2.Environment:
 def _printable(value: object) -> object:
     """Text without control characters; markup as it is."""
     return FORBIDDEN.sub("\ufffd", value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _svg(chart: Chart) -> Markup:
-    return Markup(chart.svg())
 
 
 # --- the head of the page
@@ -127,7 +122,8 @@ def _described(run: Run) -> str:
 def _warnings(runs: Sequence[Run]) -> list[str]:
     lines = [f"{run.label}: {problem}." for run in runs for problem in run.problems]
     for run in runs:
-        broken = [row["round"] + 1 for row in run.metrics if _not_finite(row)]
+        scores = ("train_loss", "accuracy", "loss")  # JSON has no NaN: null stands for it
+        broken = [row["round"] + 1 for row in run.metrics if any(k in row and finite(row[k]) is None for k in scores)]
         if broken:
             lines.append(
                 f"{run.label}: loss or accuracy is not a number from round {broken[0]} on; charts have gaps there."
@@ -152,14 +148,6 @@ def _differing(runs: Sequence[Run]) -> list[str]:
         parts = [getattr(run.config, section).model_dump() for run in runs]
         found += [f"{section}.{key}" for key in parts[0] if any(part[key] != parts[0][key] for part in parts)]
     return found
-
-
-def _not_finite(row: Mapping[str, Any]) -> bool:
-    """Whether a loss or an accuracy is no finite number; JSON has no NaN, so null stands for it."""
-    return any(
-        key in row and not (isinstance(row[key], int | float) and math.isfinite(row[key]))
-        for key in ("train_loss", "accuracy", "loss")
-    )
 
 
 def _versions(run: Run) -> str:
@@ -196,24 +184,19 @@ def _grids(runs: Sequence[Run]) -> list[tuple[Adversary, list[_Grid]]]:
 def _grid(run: Run, attack: Stored) -> _Grid:
     seen, found = attack.pictures, attack.document
     assert seen is not None
-    rows = [(seen.of, seen.of, _uris(seen.truth))]
-    rows += [(name, f"{found['attack']}, {name}", _uris(own)) for name, own in zip(seen.shown, seen.found, strict=True)]
+    named = [(seen.of, seen.of, seen.truth)]
+    named += [(name, f"{found['attack']}, {name}", own) for name, own in zip(seen.shown, seen.found, strict=True)]
+    rows = [(name, words, [png_uri(one, small=True) for one in images]) for name, words, images in named]
     scores, labels = [], []
     if (seen.labels[:, 0] >= 0).any():
-        scores = [
-            (f"{v:.2f}" if math.isfinite(v) else "–", bool(s)) for v, s in zip(seen.ssim, seen.success, strict=True)
-        ]
+        pairs = zip(seen.ssim, seen.success, strict=True)
+        scores = [(f"{v:.2f}" if math.isfinite(v) else "–", bool(s)) for v, s in pairs]
         labels = [f"{int(real)}→{int(got)}" for real, got in seen.labels]
     what = f"{rebuilt_text(found)} by the rule: {found.get('rule')}" if rate(found) is not None else "class by class"
     images = found.get("images")
     part = f" Shown: the first {len(seen.truth)}." if isinstance(images, int) and images > len(seen.truth) else ""
     caption = f"{run.label}: {found['attack']}{_settings(attack)}, round {found.get('round', '–')}: {what}.{part}"
     return _Grid(caption, 36 if seen.truth.shape[1] <= 16 else 64, rows, scores, labels)
-
-
-def _uris(images: np.ndarray) -> list[str]:
-    """Images [examples, height, width, channels] with values in [0, 1], as PNGs inside the page."""
-    return [png_uri(one, small=True) for one in images]
 
 
 def _settings(attack: Stored) -> str:
@@ -280,10 +263,8 @@ def _certificates(run: Run) -> dict[str, Any]:
 def _certificate_rows(rows: Sequence[Row]) -> list[list[object]]:
     """Table rows; ledger rows that differ in tap, unit or adjacency alone are merged."""
     values = [(r.epsilon, r.delta, r.rule, r.accountant) for r in rows]
-    made = [
-        _Certificate((r.tap,), (r.unit,), (r.adjacency,), value, r.reason)
-        for r, value in zip(rows, values, strict=True)
-    ]
+    pairs = zip(rows, values, strict=True)
+    made = [_Certificate((r.tap,), (r.unit,), (r.adjacency,), value, r.reason) for r, value in pairs]
     for key in ("tap", "unit", "adjacency"):
         groups: dict[_Certificate, list[_Certificate]] = {}
         for one in made:

@@ -67,19 +67,8 @@ def _certificates(runs: Sequence[Run]) -> Table:
 
 
 def _attacks(runs: Sequence[Run]) -> Table:
-    header = [
-        "run",
-        "attack",
-        "tap",
-        "round",
-        *SCORES,
-        "low",
-        "high",
-        "auc",
-        "tpr at fpr 0.01",
-        "ε at least",
-        "ε certified",
-    ]
+    header = ["run", "attack", "tap", "round", *SCORES]
+    header += ["low", "high", "auc", "tpr at fpr 0.01", "ε at least", "ε certified"]
     rows = []
     for run in runs:
         for attack in run.attacks:

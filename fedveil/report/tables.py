@@ -15,6 +15,8 @@ Number = int | float | np.integer | np.floating
 ABSENT = "–"
 FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in XML 1.0
 
+_MATHS = {"ε": r"\varepsilon", "δ": r"\delta", "σ": r"\sigma", "α": r"\alpha", "λ": r"\lambda", "μ": r"\mu"}
+_MATHS |= {"×": r"\times", "±": r"\pm", "≤": r"\le", "≥": r"\ge", "∞": r"\infty", "−": "-"}
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -28,27 +30,8 @@ _LATEX = {
     "–": "--",
     "…": r"\dots{}",
     **{character: "\\" + character for character in "&%$#_{}"},
-    **{
-        character: rf"\textsuperscript{{{plain}}}"
-        for character, plain in zip("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789", strict=True)
-    },
-    **{
-        character: f"${command}$"
-        for character, command in {
-            "ε": r"\varepsilon",
-            "δ": r"\delta",
-            "σ": r"\sigma",
-            "α": r"\alpha",
-            "λ": r"\lambda",
-            "μ": r"\mu",
-            "×": r"\times",
-            "±": r"\pm",
-            "≤": r"\le",
-            "≥": r"\ge",
-            "∞": r"\infty",
-            "−": "-",
-        }.items()
-    },
+    **{raised: rf"\textsuperscript{{{plain}}}" for raised, plain in zip("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789", strict=True)},
+    **{character: f"${command}$" for character, command in _MATHS.items()},
 }
 
 
@@ -66,6 +49,12 @@ def number(value: Number | None, digits: int = 4) -> str:
         return f"{_short(mantissa)}e{int(exponent)}"
     before = math.floor(math.log10(size)) + 1 if size else 0
     return _short(f"{value:.{max(0, digits - before)}f}")
+
+
+def finite(value: object) -> float | None:
+    """A finite number; None for everything else."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known else None  # type: ignore[arg-type]
 
 
 def _short(text: str) -> str:

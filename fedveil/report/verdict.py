@@ -5,7 +5,6 @@ A failed attack proves nothing, and a certificate with a large ε rules nothing 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from fedveil.attacks.results import Stored
 from fedveil.attacks.score import wilson
 from fedveil.report.gather import Run
 from fedveil.report.glossary import ADVERSARIES, SHOWN, Adversary, percent, weak
-from fedveil.report.tables import number
+from fedveil.report.tables import finite, number
 
 LEAKS, HINTS, LIMITED, WEAK, OPEN, UNKNOWN = "leaks", "hints", "limited", "weak limit", "no limit", "not known"
 CLASSES = {LEAKS: "leak", HINTS: "weak", LIMITED: "limited", WEAK: "weak", OPEN: "open", UNKNOWN: "unknown"}
@@ -62,12 +61,9 @@ def verdicts(run: Run) -> list[Verdict]:
 def verdict(run: Run, tap: str) -> Verdict:
     """What the attacks at this tap got, and what the ledger proves there."""
     here = [attack for attack in run.attacks if attack.document.get("tap") == tap]
-    rebuilt = max(
-        (a for a in here if rate(a.document) is not None), key=lambda a: rate(a.document) or 0.0, default=None
-    )
-    guessed = max(
-        (a for a in here if area(a.document) is not None), key=lambda a: area(a.document) or 0.0, default=None
-    )
+    rates = [(rate(a.document) or 0.0, a) for a in here if rate(a.document) is not None]
+    areas = [(area(a.document) or 0.0, a) for a in here if area(a.document) is not None]
+    rebuilt, guessed = (max(found, key=lambda pair: pair[0], default=(0.0, None))[1] for found in (rates, areas))
     record, client = run.best(tap, "example"), run.best(tap, "client")
     proofs = [row for row in (record, client) if row is not None]
     if rebuilt and rate(rebuilt.document):
@@ -83,18 +79,18 @@ def verdict(run: Run, tap: str) -> Verdict:
 
 def rate(document: Mapping[str, Any]) -> float | None:
     """The share of examples that a reconstruction rebuilt; None for other attacks."""
-    return _number(document.get("success_rate"))
+    return finite(document.get("success_rate"))
 
 
 def area(document: Mapping[str, Any]) -> float | None:
     """The area under the ROC curve of a membership or property attack; None for other attacks."""
-    return _number(document.get("auc"))
+    return finite(document.get("auc"))
 
 
 def tells_apart(document: Mapping[str, Any]) -> bool:
     """Whether the lower end of the 95 % interval of the area is above chance."""
     span = document.get("interval")
-    low = _number(span[0]) if isinstance(span, list) and len(span) == 2 else None
+    low = finite(span[0]) if isinstance(span, list) and len(span) == 2 else None
     return low is not None and low > 0.5
 
 
@@ -109,7 +105,7 @@ def rebuilt_text(document: Mapping[str, Any]) -> str:
         span = span if known or not images else list(wilson(count / images, images))
     else:
         text = f"rebuilt {percent(share)} of {images} in {seeds} tries each"
-    if isinstance(span, list) and len(span) == 2 and all(_number(end) is not None for end in span):
+    if isinstance(span, list) and len(span) == 2 and all(finite(end) is not None for end in span):
         text += f" (95\u00a0% interval {100 * span[0]:.0f} to {100 * span[1]:.0f}\u00a0%)"
     return text
 
@@ -122,9 +118,3 @@ def guessed_text(document: Mapping[str, Any]) -> str:
     between = f", 95 % interval {number(span[0], 3)} to {number(span[1], 3)}" if isinstance(span, list) else ""
     better = "better than chance" if tells_apart(document) else "not clearly better than chance"
     return f"guesses {asked} {better}: AUC {number(area(document), 3)} (chance 0.5{between})"
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)

@@ -85,18 +85,16 @@ class Observer:
         """
         # One program for what clients and servers see: types 0 and 1 are mostly asked for one after the other.
         sending = bool(taps & {"client", "server"})
-        shown = self._program(taps | {"client", "server"} if sending else taps, steps)(inputs, chunk)
+        wanted = (taps | {"client", "server"} if sending else taps, steps)
+        if wanted not in self._programs:
+            each = jax.vmap(partial(observed, self.task, *wanted), in_axes=(None, 0))
+            self._programs[wanted] = self.compiler.program(each)
+        shown = self._programs[wanted](inputs, chunk)
         found: dict[str, Tree] = jax.device_get({tap: shown[tap] for tap in taps})
         for step, each in found.get("example", {}).items():
             filled = max(1, int(np.asarray(chunk.batches.mask)[:, step].sum(axis=1).max()))
             found["example"][step] = jax.tree.map(lambda a, n=filled: a[:, :n], each)
         return found
-
-    def _program(self, taps: frozenset[str], steps: tuple[int, ...]) -> Program:
-        wanted = (taps, steps)
-        if wanted not in self._programs:
-            self._programs[wanted] = self.compiler.program(partial(_observed_chunk, self.task, taps, steps))
-        return self._programs[wanted]
 
     def check(self, taps: frozenset[str], clients: Sequence[int], count: int) -> None:
         """Raises `RunError` for an unknown tap or client, and for a tap that secure aggregation closes."""
@@ -108,13 +106,6 @@ class Observer:
         for c in clients:
             if not 0 <= c < count:
                 raise RunError(f"there is no client {c}; clients count from 0 to {count - 1}")
-
-
-def _observed_chunk(
-    task: Task, taps: frozenset[str], steps: tuple[int, ...], inputs: RoundInputs, chunk: ClientInputs
-) -> dict[str, Tree]:
-    """`observed` of several clients."""
-    return jax.vmap(partial(observed, task, taps, steps, inputs))(chunk)
 
 
 def padded_batches(batches: Batches, first: int | None, usual_width: int | None, least: int) -> Batches:

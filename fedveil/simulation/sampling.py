@@ -39,7 +39,7 @@ class Cohort:
         ids = np.asarray(clients, np.int64)
         return cls(ids, np.zeros(len(ids), np.int64), np.zeros(len(ids), bool), len(ids), 0)
 
-    def part(self, where: slice) -> Cohort:
+    def part(self, where: slice | np.ndarray) -> Cohort:
         """Some of the clients that answer."""
         return replace(self, clients=self.clients[where], occurrence=self.occurrence[where], late=self.late[where])
 
@@ -62,13 +62,13 @@ def draw_cohort(
     chosen = np.sort(chosen)
     lost = _coins(draws, "lost", round_, chosen, dropout)
     kept = chosen[~lost]
-    return Cohort(kept, _occurrences(kept), _coins(draws, "late", round_, kept, late), len(chosen), int(lost.sum()))
+    before = np.arange(len(kept)) - np.searchsorted(kept, kept, side="left")  # how often the same id occurs before
+    return Cohort(kept, before, _coins(draws, "late", round_, kept, late), len(chosen), int(lost.sum()))
 
 
 def answering(cohort: Cohort, present: np.ndarray) -> Cohort:
     """A cohort without the clients that are not `present` [clients]. The draws of the others do not change."""
-    kept = present[cohort.clients]
-    return replace(cohort, clients=cohort.clients[kept], occurrence=cohort.occurrence[kept], late=cohort.late[kept])
+    return cohort.part(present[cohort.clients])
 
 
 def draw_clients(rng: np.random.Generator, clients: int, per_round: int, sampling: str) -> np.ndarray:
@@ -79,12 +79,6 @@ def draw_clients(rng: np.random.Generator, clients: int, per_round: int, samplin
     if sampling == "with-replacement":
         return np.sort(rng.integers(clients, size=per_round))
     return np.sort(rng.choice(clients, per_round, replace=False, shuffle=False))
-
-
-def _occurrences(chosen: np.ndarray) -> np.ndarray:
-    """For sorted ids: how often the same id occurs before."""
-    first = np.searchsorted(chosen, chosen, side="left")
-    return np.arange(len(chosen)) - first
 
 
 def _coins(draws: Draws, purpose: str, round_: int, chosen: np.ndarray, share: float) -> np.ndarray:
@@ -221,12 +215,8 @@ def draw_batches(
     ]
     lengths = [len(counts) for _, counts in drawn]
     largest = max((int(counts.max()) for _, counts in drawn), default=0)
-    width = next((w for w in widths if w >= largest), None)
-    if width is None:
-        width = 1 << (largest - 1).bit_length()
-    steps = (
-        sampling.local_steps if sampling.local_steps is not None else sampling.steps_for(int(partition.length.max()))
-    )
+    width = next((w for w in widths if w >= largest), 0) or 1 << (largest - 1).bit_length()
+    steps = sampling.steps_for(int(partition.length.max()))
     index = np.zeros((len(ids), steps, width), np.int32)
     mask = np.zeros((len(ids), steps, width), bool)
     for row, (client, (positions, counts)) in enumerate(zip(ids, drawn, strict=True)):

@@ -126,17 +126,16 @@ def collect(rule: ServerRule, so_far: Sum, answers: Answers) -> Sum:
     """Adds the answers of a chunk of clients to the sum."""
     finite = all_finite(answers.message)
     present = answers.weight > 0
-    message = jax.tree.map(lambda a: jnp.where(_like(finite, a), a, 0.0), answers.message)
+    message = jax.tree.map(
+        lambda a: jnp.where(finite.reshape(finite.shape + (1,) * (a.ndim - 1)), a, 0.0), answers.message
+    )
     norm = jnp.sqrt(sum(jnp.square(a).reshape(a.shape[0], -1).sum(axis=1) for a in jax.tree.leaves(message)))
     kept = jnp.where(finite, answers.weight, 0.0)
     on_time = jnp.where(answers.late, 0.0, kept) if rule.keeps_late else kept
-    late = so_far.late
+    late, behind = so_far.late, kept - on_time
     if rule.keeps_late:
-        behind = kept - on_time
-        late = {
-            "total": _add_weighted(late["total"], behind, message),
-            "weight": late["weight"] + behind.sum(),
-        }
+        total = _add_weighted(late["total"], behind, message)
+        late = {"total": total, "weight": late["weight"] + behind.sum()}
     counted = finite & present
     return Sum(
         total=_add_weighted(so_far.total, on_time, message),
@@ -154,10 +153,6 @@ def joined(one: Sum, other: Sum) -> Sum:
     return jax.tree.map(jnp.add, one, other)
 
 
-def _like(flag: Array, a: Array) -> Array:
-    return flag.reshape(flag.shape + (1,) * (a.ndim - 1))
-
-
 def _add_weighted(total: Tree, weight: Array, message: Tree) -> Tree:
     return jax.tree.map(lambda t, m: t + jnp.tensordot(weight, m, axes=1), total, message)
 
@@ -170,17 +165,18 @@ def advance(task: Task, rule: ServerRule, state: ServerState, summed: Sum, round
         weight = weight + state.late["weight"]
     nominal = task.setting.sampling == "poisson"
     divisor = jnp.asarray(task.setting.per_round, weight.dtype) if nominal else weight
-    for index, stage in enumerate(filters(task.defenses, "aggregate")):
-        key = keys.device(round_key, "aggregate", index)
-        at = StageContext(task.setting, key, key, state.round, lr, divisor)
-        total = stage(total, at)
+
+    def through(stage: str, value: Tree) -> Tree:
+        for index, change in enumerate(filters(task.defenses, stage)):
+            key = keys.device(round_key, stage, index)
+            value = change(value, StageContext(task.setting, key, key, state.round, lr, divisor))
+        return value
+
+    total = through("aggregate", total)
     change = jax.tree.map(lambda t: t / jnp.where(divisor > 0, divisor, 1.0), total)
     velocity = state.velocity
     if rule.server_momentum:
         change = velocity = jax.tree.map(lambda v, c: rule.server_momentum * v + c, velocity, change)
     params = jax.tree.map(lambda p, c: p + rule.server_lr * c, state.params, change)
-    for index, stage in enumerate(filters(task.defenses, "finish")):
-        key = keys.device(round_key, "finish", index)
-        at = StageContext(task.setting, key, key, state.round, lr, divisor)
-        params = stage(params, at)
+    params = through("finish", params)
     return ServerState(params, velocity, summed.late, state.round + 1, state.clients)
