@@ -31,9 +31,7 @@ ADVERSARIES: dict[str, Adversary] = {
             ("release", "broadcast"),
         ),
         Adversary(
-            "active",
-            "anyone who has what the victim sends: at the server, or on its machine",
-            ("server", "client"),
+            "active", "anyone who has what the victim sends: at the server, or on its machine", ("server", "client")
         ),
     )
 }

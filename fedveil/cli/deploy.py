@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from fedveil.cli.options import FileArgument, JsonOption, SetOption
 from fedveil.core.errors import ConfigError
@@ -18,8 +19,8 @@ deploy_app = typer.Typer(
     help="Train under the same defences on real machines, with Flower.", no_args_is_help=True, rich_markup_mode=None
 )
 COMMANDS = ("init", "server", "node", "run", "status")
-FolderArgument = Annotated[str, typer.Argument(metavar="[FOLDER]", help="Folder of the federation.")]
-DryOption = Annotated[bool, typer.Option("--dry-run", help="Print Flower's commands instead of running them.")]
+FolderArgument = Annotated[str, Argument(metavar="[FOLDER]", help="Folder of the federation.")]
+DryOption = Annotated[bool, Option("--dry-run", help="Print Flower's commands instead of running them.")]
 
 
 def _need_flower() -> None:
@@ -35,26 +36,22 @@ def _need_flower() -> None:
 @deploy_app.command("init")
 def init(
     folder: FolderArgument = "federation",
-    nodes: Annotated[int, typer.Option("--nodes", min=1, max=10_000, help="Number of nodes.")] = 4,
-    host: Annotated[str, typer.Option("--host", help="Name or address by which nodes reach the server.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the server.")] = 9092,
-    bind: Annotated[str, typer.Option("--bind", help="Address on which the server listens.")] = "127.0.0.1",
+    nodes: Annotated[int, Option("--nodes", min=1, max=10_000, help="Number of nodes.")] = 4,
+    host: Annotated[str, Option("--host", help="Name or address by which nodes reach the server.")] = "127.0.0.1",
+    port: Annotated[int, Option("--port", min=1, max=65535, help="Port of the server.")] = 9092,
+    bind: Annotated[str, Option("--bind", help="Address on which the server listens.")] = "127.0.0.1",
     shards: Annotated[
         str | None,
-        typer.Option(
-            "--shards", metavar="FILE.toml", help="For trials: give each node its part of this config's dataset."
-        ),
+        Option("--shards", metavar="FILE.toml", help="For trials: give each node its part of this config's dataset."),
     ] = None,
     settings: SetOption = None,
     test: Annotated[
-        bool, typer.Option("--test", help="Nodes accept runs whose noise the server knows; never for private data.")
+        bool, Option("--test", help="Nodes accept runs whose noise the server knows; never for private data.")
     ] = False,
-    epsilon: Annotated[
-        float | None, typer.Option("--epsilon", help="Privacy budget of each node over all its runs.")
-    ] = None,
-    delta: Annotated[float | None, typer.Option("--delta", help="δ of the budget (default: 1e-5).")] = None,
-    clip: Annotated[float | None, typer.Option("--clip", help="Largest clip that nodes accept.")] = None,
-    noise: Annotated[float | None, typer.Option("--noise", help="Smallest noise that nodes accept.")] = None,
+    epsilon: Annotated[float | None, Option("--epsilon", help="Privacy budget of each node over all its runs.")] = None,
+    delta: Annotated[float | None, Option("--delta", help="δ of the budget (default: 1e-5).")] = None,
+    clip: Annotated[float | None, Option("--clip", help="Largest clip that nodes accept.")] = None,
+    noise: Annotated[float | None, Option("--noise", help="Smallest noise that nodes accept.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Create a federation: certificates, node keys, node configs, systemd units and a compose file."""
@@ -109,12 +106,12 @@ def server(folder: FolderArgument = "federation", dry: DryOption = False) -> Non
 
 @deploy_app.command("node")
 def node(
-    home: Annotated[str, typer.Argument(metavar="NODE", help="Folder of the node.")],
+    home: Annotated[str, Argument(metavar="NODE", help="Folder of the node.")],
     data: Annotated[
-        str | None, typer.Option("--data", help="An .npz file with arrays x and y (default: as in node.toml).")
+        str | None, Option("--data", help="An .npz file with arrays x and y (default: as in node.toml).")
     ] = None,
     address: Annotated[
-        str | None, typer.Option("--server", help="host:port of the server (default: as in node.toml).")
+        str | None, Option("--server", help="host:port of the server (default: as in node.toml).")
     ] = None,
     dry: DryOption = False,
 ) -> None:
@@ -155,23 +152,19 @@ def _print(*argument_lists: list[str]) -> None:
 def run(
     file: FileArgument = None,
     settings: SetOption = None,
-    federation: Annotated[str, typer.Option("--federation", help="Folder of the federation.")] = "federation",
+    federation: Annotated[str, Option("--federation", help="Folder of the federation.")] = "federation",
     quorum: Annotated[
-        float, typer.Option("--quorum", min=0.0, max=1.0, help="Share of a round's nodes that must reply.")
+        float, Option("--quorum", min=0.0, max=1.0, help="Share of a round's nodes that must reply.")
     ] = 0.5,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=1.0, help="Seconds for which a round waits for replies.")
+        float, Option("--timeout", min=1.0, help="Seconds for which a round waits for replies.")
     ] = 300.0,
-    wait: Annotated[
-        float, typer.Option("--wait", min=1.0, help="Seconds for which the start waits for all nodes.")
-    ] = 120.0,
+    wait: Annotated[float, Option("--wait", min=1.0, help="Seconds for which the start waits for all nodes.")] = 120.0,
     test: Annotated[
-        bool, typer.Option("--test", help="Take all noise from the seed, as in simulation; nodes must allow it.")
+        bool, Option("--test", help="Take all noise from the seed, as in simulation; nodes must allow it.")
     ] = False,
-    out: Annotated[
-        str | None, typer.Option("--out", help="Run folder to create (default: runs/deploy-NAME-TIME).")
-    ] = None,
-    resume: Annotated[str | None, typer.Option("--resume", help="Resume the run in this folder.")] = None,
+    out: Annotated[str | None, Option("--out", help="Run folder to create (default: runs/deploy-NAME-TIME).")] = None,
+    resume: Annotated[str | None, Option("--resume", help="Resume the run in this folder.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Train on the nodes of a federation. Run this on the server's machine."""
@@ -231,9 +224,7 @@ def _show_result(result: dict[str, Any]) -> None:
 
 @deploy_app.command("status")
 def status(
-    folder: Annotated[
-        str, typer.Argument(metavar="[FOLDER]", help="Folder of a federation, or of a node.")
-    ] = "federation",
+    folder: Annotated[str, Argument(metavar="[FOLDER]", help="Folder of a federation, or of a node.")] = "federation",
     json: JsonOption = False,
 ) -> None:
     """Show the nodes and runs of a federation, or the privacy ledger of a node."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from fedveil import __version__
 from fedveil.cli import deploy
@@ -24,8 +25,8 @@ app.add_typer(deploy.deploy_app, name="deploy")
 
 KINDS = ("datasets", "models", "partitions", "defenses", "attacks", "inits", "taps")
 
-OutOption = Annotated[str | None, typer.Option("--out", help="Run folder to make (default: runs/NAME-TIME).")]
-ResumeOption = Annotated[str | None, typer.Option("--resume", help="Resume the run in this folder.")]
+OutOption = Annotated[str | None, Option("--out", help="Run folder to make (default: runs/NAME-TIME).")]
+ResumeOption = Annotated[str | None, Option("--resume", help="Resume the run in this folder.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -35,7 +36,7 @@ def _print_version(wanted: bool) -> None:
 
 
 VersionOption = Annotated[
-    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    bool, Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
 ]
 
 
@@ -95,24 +96,19 @@ def demo(settings: SetOption = None, out: OutOption = None, json: JsonOption = F
     run_demo(settings or [], out, json)
 
 
-DeltaOption = Annotated[float | None, typer.Option("--delta", help="δ (default: the defence's own).")]
+DeltaOption = Annotated[float | None, Option("--delta", help="δ (default: the defence's own).")]
 
 
 @app.command("ledger")
 def ledger(
     file: Annotated[
-        str | None,
-        typer.Argument(metavar="[FILE.toml | RUN]", help="Config file, or a run folder.", show_default=False),
+        str | None, Argument(metavar="[FILE.toml | RUN]", help="Config file, or a run folder.", show_default=False)
     ] = None,
     settings: SetOption = None,
-    rounds: Annotated[
-        str | None, typer.Option("--rounds", help="After this many rounds; several as 10,60,100.")
-    ] = None,
+    rounds: Annotated[str | None, Option("--rounds", help="After this many rounds; several as 10,60,100.")] = None,
     delta: DeltaOption = None,
-    accountant: Annotated[str | None, typer.Option("--accountant", help="Only this one: paper, pld or rdp.")] = None,
-    curves: Annotated[
-        bool, typer.Option("--curves", help="Also μ-GDP and trade-off curves of certified rows.")
-    ] = False,
+    accountant: Annotated[str | None, Option("--accountant", help="Only this one: paper, pld or rdp.")] = None,
+    curves: Annotated[bool, Option("--curves", help="Also μ-GDP and trade-off curves of certified rows.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Show the privacy account: ε per tap and unit, certified or as published, with what it assumes."""
@@ -123,14 +119,14 @@ def ledger(
 
 @app.command("calibrate")
 def calibrate(
-    epsilon: Annotated[float, typer.Option("--epsilon", help="ε to keep.")],
+    epsilon: Annotated[float, Option("--epsilon", help="ε to keep.")],
     file: FileArgument = None,
     settings: SetOption = None,
     delta: DeltaOption = None,
-    tap: Annotated[str, typer.Option("--tap", help="Against whom.")] = "release",
-    unit: Annotated[str, typer.Option("--unit", help="For whom: example, image or client.")] = "example",
-    adjacency: Annotated[str | None, typer.Option("--adjacency", help="add-remove, zero-out or replace.")] = None,
-    noise: Annotated[float | None, typer.Option("--noise", help="Keep this noise, and find the rounds.")] = None,
+    tap: Annotated[str, Option("--tap", help="Against whom.")] = "release",
+    unit: Annotated[str, Option("--unit", help="For whom: example, image or client.")] = "example",
+    adjacency: Annotated[str | None, Option("--adjacency", help="add-remove, zero-out or replace.")] = None,
+    noise: Annotated[float | None, Option("--noise", help="Keep this noise, and find the rounds.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Find the noise that an ε takes; or with --noise the rounds that it affords."""
@@ -144,14 +140,12 @@ def calibrate(
 def attack(
     file: FileArgument = None,
     settings: SetOption = None,
-    run: Annotated[str | None, typer.Option("--run", help="Attack this run, at its start or where it stands.")] = None,
-    gradients: Annotated[str | None, typer.Option("--gradients", help="Attack the gradients in this file.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Short for -s model.name=.")] = None,
-    pictures: Annotated[
-        str | None, typer.Option("--pictures", help="Folder for pictures of steps and results.")
-    ] = None,
+    run: Annotated[str | None, Option("--run", help="Attack this run, at its start or where it stands.")] = None,
+    gradients: Annotated[str | None, Option("--gradients", help="Attack the gradients in this file.")] = None,
+    model: Annotated[str | None, Option("--model", help="Short for -s model.name=.")] = None,
+    pictures: Annotated[str | None, Option("--pictures", help="Folder for pictures of steps and results.")] = None,
     out: Annotated[
-        str | None, typer.Option("--out", help="Folder to keep the attack in, for reports (with --run: the run's own).")
+        str | None, Option("--out", help="Folder to keep the attack in, for reports (with --run: the run's own).")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -166,22 +160,16 @@ def attack(
 def audit(
     file: FileArgument = None,
     settings: SetOption = None,
-    tap: Annotated[
-        str | None, typer.Option("--tap", help="Where the adversary stands (default: behind each noise).")
-    ] = None,
-    unit: Annotated[str | None, typer.Option("--unit", help="example or client (default: both).")] = None,
-    method: Annotated[
-        str | None, typer.Option("--method", help="noise, one-run, f-dp or trials (default: all).")
-    ] = None,
-    trials: Annotated[int, typer.Option("--trials", help="Independent trials, with and without the canary.")] = 200_000,
-    canaries: Annotated[int, typer.Option("--canaries", help="Canaries of a one-run audit.")] = 600,
-    seeds: Annotated[int, typer.Option("--seeds", help="Times that all bounds are repeated.")] = 1,
-    confidence: Annotated[float, typer.Option("--confidence", help="Of all bounds and tests together.")] = 0.999,
+    tap: Annotated[str | None, Option("--tap", help="Where the adversary stands (default: behind each noise).")] = None,
+    unit: Annotated[str | None, Option("--unit", help="example or client (default: both).")] = None,
+    method: Annotated[str | None, Option("--method", help="noise, one-run, f-dp or trials (default: all).")] = None,
+    trials: Annotated[int, Option("--trials", help="Independent trials, with and without the canary.")] = 200_000,
+    canaries: Annotated[int, Option("--canaries", help="Canaries of a one-run audit.")] = 600,
+    seeds: Annotated[int, Option("--seeds", help="Times that all bounds are repeated.")] = 1,
+    confidence: Annotated[float, Option("--confidence", help="Of all bounds and tests together.")] = 0.999,
     delta: DeltaOption = None,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", help="Rounds that are attacked together (default: two).")
-    ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Local steps in each of them (default: two).")] = None,
+    rounds: Annotated[int | None, Option("--rounds", help="Rounds that are attacked together (default: two).")] = None,
+    steps: Annotated[int | None, Option("--steps", help="Local steps in each of them (default: two).")] = None,
     json: JsonOption = False,
 ) -> None:
     """Test the noise that training draws, and attack it with canaries: lower bounds on ε beside the certified ones."""
@@ -196,9 +184,7 @@ def audit(
 
 
 @app.command("list")
-def list_names(
-    kind: Annotated[str | None, typer.Argument(help=", ".join(KINDS))] = None, json: JsonOption = False
-) -> None:
+def list_names(kind: Annotated[str | None, Argument(help=", ".join(KINDS))] = None, json: JsonOption = False) -> None:
     """List the names that configs take."""
     from fedveil.cli.listing import run_list
 
@@ -208,20 +194,17 @@ def list_names(
 @app.command("reproduce")
 def reproduce(
     name: Annotated[
-        str | None,
-        typer.Argument(help="PAPER/table-N, PAPER/fig-N, a paper, or all. Without a name: list all recipes."),
+        str | None, Argument(help="PAPER/table-N, PAPER/fig-N, a paper, or all. Without a name: list all recipes.")
     ] = None,
-    full: Annotated[
-        bool, typer.Option("--full/--quick", help="The paper's size, or a small one for two cores.")
-    ] = False,
+    full: Annotated[bool, Option("--full/--quick", help="The paper's size, or a small one for two cores.")] = False,
     cells: Annotated[
-        str | None, typer.Option("--cells", help="Folder of results: measured cells are reused, new ones added.")
+        str | None, Option("--cells", help="Folder of results: measured cells are reused, new ones added.")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.0, help="Minutes after which no new cell is started.")
+        float | None, Option("--minutes", min=0.0, help="Minutes after which no new cell is started.")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Number of cells measured in parallel.")] = 1,
-    out: Annotated[str | None, typer.Option("--out", help="Folder for the figures as SVG.")] = None,
+    workers: Annotated[int, Option("--workers", min=1, max=64, help="Number of cells measured in parallel.")] = 1,
+    out: Annotated[str | None, Option("--out", help="Folder for the figures as SVG.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Measure a table or figure of a paper and compare it with the published values."""
@@ -235,25 +218,20 @@ def lab(
     file: FileArgument = None,
     settings: SetOption = None,
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on. Other than loopback, it requires --token.")
+        str, Option("--host", help="Address to listen on. Other than loopback, it requires --token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port (0: any free port).")] = 8765,
+    port: Annotated[int, Option("--port", min=0, max=65535, help="Port (0: any free port).")] = 8765,
     token: Annotated[
-        str | None,
-        typer.Option("--token", help="Secret for visitors, or 'auto' for a random one (or FEDVEIL_LAB_TOKEN)."),
+        str | None, Option("--token", help="Secret for visitors, or 'auto' for a random one (or FEDVEIL_LAB_TOKEN).")
     ] = None,
     folder: Annotated[
-        str, typer.Option("--folder", help="Folder for the lab's own files: uploads, chosen pictures.")
+        str, Option("--folder", help="Folder for the lab's own files: uploads, chosen pictures.")
     ] = "lab",
-    runs: Annotated[str, typer.Option("--runs", help="Folder of runs, both to browse and for new trainings.")] = "runs",
-    workers: Annotated[int, typer.Option("--workers", min=1, max=16, help="Number of jobs in parallel.")] = 1,
-    minutes: Annotated[
-        float, typer.Option("--minutes", min=0.1, max=10_000, help="Time limit of a job, in minutes.")
-    ] = 30.0,
-    memory: Annotated[
-        float, typer.Option("--memory", min=0.5, max=10_000, help="Memory limit of a worker, in GB.")
-    ] = 6.0,
-    browser: Annotated[bool, typer.Option("--open", help="Open the page in the web browser.")] = False,
+    runs: Annotated[str, Option("--runs", help="Folder of runs, both to browse and for new trainings.")] = "runs",
+    workers: Annotated[int, Option("--workers", min=1, max=16, help="Number of jobs in parallel.")] = 1,
+    minutes: Annotated[float, Option("--minutes", min=0.1, max=10_000, help="Time limit of a job, in minutes.")] = 30.0,
+    memory: Annotated[float, Option("--memory", min=0.5, max=10_000, help="Memory limit of a worker, in GB.")] = 6.0,
+    browser: Annotated[bool, Option("--open", help="Open the page in the web browser.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Serve a local web page: watch attacks live, compare noise with accuracy, browse runs."""
@@ -264,15 +242,15 @@ def lab(
 
 @app.command("report")
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders; several are compared.")],
+    runs: Annotated[list[str], Argument(metavar="RUN...", help="Run folders; several are compared.")],
     out: Annotated[
-        str | None, typer.Option("--out", help="Page to write (default: report.html in the run, or beside the runs).")
+        str | None, Option("--out", help="Page to write (default: report.html in the run, or beside the runs).")
     ] = None,
-    svg: Annotated[str | None, typer.Option("--svg", help="Folder for the charts as SVG.")] = None,
-    png: Annotated[str | None, typer.Option("--png", help="Folder for the charts as PNG.")] = None,
-    pdf: Annotated[str | None, typer.Option("--pdf", help="Folder for the charts as PDF.")] = None,
-    pgf: Annotated[str | None, typer.Option("--pgf", help="Folder for the charts as PGF, for LaTeX.")] = None,
-    tables: Annotated[str | None, typer.Option("--tables", help="Folder for the tables as CSV and LaTeX.")] = None,
+    svg: Annotated[str | None, Option("--svg", help="Folder for the charts as SVG.")] = None,
+    png: Annotated[str | None, Option("--png", help="Folder for the charts as PNG.")] = None,
+    pdf: Annotated[str | None, Option("--pdf", help="Folder for the charts as PDF.")] = None,
+    pgf: Annotated[str | None, Option("--pgf", help="Folder for the charts as PGF, for LaTeX.")] = None,
+    tables: Annotated[str | None, Option("--tables", help="Folder for the tables as CSV and LaTeX.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Write one HTML page: what leaks, to whom, at which ε and accuracy, with charts, pictures and assumptions."""
@@ -285,15 +263,15 @@ def report(
 def bench(
     suite: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="round: the cost of privacy per local iteration; attack: attacks in a batch against one at a time; "
             "shadows: shadow federations in a batch against one alone; ledger: ε against dp_accounting; "
             "roofline: training against the machine's measured rates; growth: cost against size; start: cold starts."
         ),
     ] = "round",
-    repeats: Annotated[int, typer.Option("--repeats", min=3, max=1000, help="Timed turns of each side.")] = 7,
+    repeats: Annotated[int, Option("--repeats", min=3, max=1000, help="Timed turns of each side.")] = 7,
     out: Annotated[
-        str | None, typer.Option("--out", help="Also write the rows to this file, one JSON document per line.")
+        str | None, Option("--out", help="Also write the rows to this file, one JSON document per line.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -313,8 +291,8 @@ def data_list(json: JsonOption = False) -> None:
 
 @data_app.command("get")
 def data_get(
-    names: Annotated[list[str] | None, typer.Argument(help="Datasets to fetch (default: all that can be).")] = None,
-    dir: Annotated[str | None, typer.Option("--data-dir", help="Folder to put them in.")] = None,
+    names: Annotated[list[str] | None, Argument(help="Datasets to fetch (default: all that can be).")] = None,
+    dir: Annotated[str | None, Option("--data-dir", help="Folder to put them in.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Fetch datasets and check them."""
@@ -325,8 +303,8 @@ def data_get(
 
 @data_app.command("check")
 def data_check(
-    names: Annotated[list[str] | None, typer.Argument(help="Datasets to check (default: all).")] = None,
-    dir: Annotated[str | None, typer.Option("--data-dir", help="Folders to look in first.")] = None,
+    names: Annotated[list[str] | None, Argument(help="Datasets to check (default: all).")] = None,
+    dir: Annotated[str | None, Option("--data-dir", help="Folders to look in first.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Check the files of datasets against their digests."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-FileArgument = Annotated[str | None, typer.Argument(metavar="[FILE.toml]", help="Config file.", show_default=False)]
+FileArgument = Annotated[str | None, Argument(metavar="[FILE.toml]", help="Config file.", show_default=False)]
 SetOption = Annotated[
-    list[str] | None, typer.Option("-s", "--set", metavar="KEY=VALUE", help="Set section.key=value; repeatable.")
+    list[str] | None, Option("-s", "--set", metavar="KEY=VALUE", help="Set section.key=value; repeatable.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+JsonOption = Annotated[bool, Option("--json", help="One JSON document on stdout.")]

@@ -26,18 +26,7 @@ import numpy as np
 
 from fedveil.mechanisms import clip
 from fedveil.mechanisms.clip import factor, scaled
-from fedveil.models.layers import (
-    Activation,
-    Array,
-    Context,
-    Conv,
-    Layer,
-    LayerParams,
-    Params,
-    Pool,
-    Shape,
-    affine,
-)
+from fedveil.models.layers import Activation, Array, Context, Conv, Layer, LayerParams, Params, Pool, Shape, affine
 
 MARGIN_BF16 = 1.0 - 2.0**-8  # for gradients that were rounded to bfloat16, each number by at most 2⁻⁹ of it
 SMALL_BATCH = 8  # examples up to which a GPU computes a sum of outer products without a matrix product

@@ -20,18 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedveil.core.errors import ConfigError
-from fedveil.models.layers import (
-    Activation,
-    Array,
-    Conv,
-    Dense,
-    Dropout,
-    Flatten,
-    Layer,
-    Params,
-    Pool,
-    Shape,
-)
+from fedveil.models.layers import Activation, Array, Conv, Dense, Dropout, Flatten, Layer, Params, Pool, Shape
 from fedveil.models.net import Net
 
 Tree = Any

@@ -60,11 +60,7 @@ SHOWN = (
     "release",
 )  # in the order of the summary: types 0, 1, 2, then models
 
-UNIT = {
-    "example": "one record",
-    "image": "one record with all its copies",
-    "client": "all of one client",
-}
+UNIT = {"example": "one record", "image": "one record with all its copies", "client": "all of one client"}
 ADJACENCY = {
     "add-remove": "there or not there",
     "zero-out": "its contribution replaced by nothing",

@@ -49,10 +49,7 @@ class Found:
 
 
 def rows(
-    config: Config,
-    images: int,
-    pairs: Sequence[tuple[str, str]] = PAIRS,
-    progress: Progress = silent,
+    config: Config, images: int, pairs: Sequence[tuple[str, str]] = PAIRS, progress: Progress = silent
 ) -> list[dict[str, Any]]:
     """One row for each attack and network: scores with Student's interval over victims, settings, versions."""
     made = []
