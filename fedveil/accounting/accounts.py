@@ -331,12 +331,10 @@ def realised_epsilon(rounds: Sequence[Round | None], delta: float) -> float:
     for one in rounds:
         if one is not None:
             groups.setdefault(replace(one, noise=accountants.ALWAYS), Counter())[one.noise[0][1]] += 1
-    made = [
-        (replace(kind, noise=((1.0, z),)), times)
-        for kind, levels in sorted(groups.items(), key=lambda pair: repr(pair[0]))
-        for z, times in few_levels(list(levels.items()))
-    ]
-    found = accountants.epsilon(tuple(made), delta, "pld")
+    kinds = sorted(groups, key=repr)
+    levels = [(kind, z, times) for kind in kinds for z, times in few_levels(list(groups[kind].items()))]
+    made = tuple((replace(kind, noise=((1.0, z),)), times) for kind, z, times in levels)
+    found = accountants.epsilon(made, delta, "pld")
     return math.inf if found is None else found
 
 

@@ -34,9 +34,8 @@ def read_gradients(path: Path, model: Model) -> tuple[Params, Params]:
             check_shape(path, f"gradients/{layer}/{name}", found.shape[1:], leaf.shape)
             counts.add(found.shape[0])
     if len(counts) != 1 or 0 in counts:
-        raise DataError(
-            f"{path}: the gradients hold {sorted(counts)} attacks: give the same number for all layers, at least one"
-        )
+        held = f"the gradients hold {sorted(counts)} attacks"
+        raise DataError(f"{path}: {held}: give the same number for all layers, at least one")
     for part, tree in (("params", params), ("gradients", gradients)):
         for leaf in jax.tree.leaves(tree):
             if not np.isfinite(leaf).all():

@@ -273,15 +273,12 @@ def _draw_outcome(done: Outcome, folder: Path) -> list[str]:
     from fedveil.report.charts import Curve, roc_chart, write
 
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
+    grid, chart = folder / "grid.png", folder / "roc.svg"
     if done.pictures:
-        write_grid(folder / "grid.png", list(done.pictures))
-        made.append(str(folder / "grid.png"))
+        write_grid(grid, list(done.pictures))
     if done.curves:
-        curves = [Curve(name, *pair) for name, pair in done.curves.items()]
-        write(folder / "roc.svg", roc_chart(curves, "ROC"))
-        made.append(str(folder / "roc.svg"))
-    return made
+        write(chart, roc_chart([Curve(name, *pair) for name, pair in done.curves.items()], "ROC"))
+    return [str(path) for path, held in ((grid, done.pictures), (chart, done.curves)) if held]
 
 
 # --- gradients from a file
@@ -310,13 +307,8 @@ def _on_gradients(
     if info.kind == "image":
         write_grid(folder / "found.png", list(found.inputs[:16]))
     document = {
-        "attack": attack.name,
-        "success_rate": None,
-        "label_success_rate": None,
-        "labels": found.labels.tolist(),
-        "distance": found.distance.tolist(),
-        "iterations": found.iterations.tolist(),
-        "ending": found.ending.tolist(),
+        **{"attack": attack.name, "success_rate": None, "label_success_rate": None},
+        **{key: getattr(found, key).tolist() for key in ("labels", "distance", "iterations", "ending")},
         "seconds": found.seconds,
         "images": len(found),
         "rule": "none: the truth is not known",

@@ -111,9 +111,8 @@ def run_on(attacked: Round, attack: ReconstructionAttack, bench: AttackConfig, p
         takes = "every batch of the round is empty: nothing to attack"
         raise ConfigError("train.batch", federation.config.train.batch, takes)
     total = bench.images * bench.seeds
-    execution = Execution(
-        tuple(range(bench.seeds)), federation.config.speed.precision, lambda ended, _: progress(ended, total)
-    )
+    seeds, precision = tuple(range(bench.seeds)), federation.config.speed.precision
+    execution = Execution(seeds, precision, lambda ended, _: progress(ended, total))
     groups: list[Group] = []
     for clients in by_size:
         most = bench.images - sum(len(group.observation) for group in groups)
@@ -145,9 +144,9 @@ def _victims(federation: Federation, number: int, bench: AttackConfig) -> list[l
         found += sizes[0] if bench.at == "example" else 1
         if found >= bench.images:
             return list(groups.values())
-    short = f"takes at most {found} here: more clients (data.clients) have more"
     if found:
-        raise ConfigError("attack.images", bench.images, short)
+        takes = f"takes at most {found} here: more clients (data.clients) have more"
+        raise ConfigError("attack.images", bench.images, takes)
     return []
 
 
@@ -166,10 +165,8 @@ def pooled(scores: list[Scores]) -> dict[str, Any]:
     """One summary of several groups: rates over all examples, sums of counts and seconds."""
     parts = [one.summary() for one in scores]
     successes = np.concatenate([one.items.ssim[one.success] for one in scores])
-    extra = {
-        "ssim_of_successes": float(successes.mean()) if len(successes) and np.isfinite(successes).all() else None,
-        "published_rule": f"squared gradient distance below {BELIEF:g}",
-    }
+    mean = float(successes.mean()) if len(successes) and np.isfinite(successes).all() else None
+    extra = {"ssim_of_successes": mean, "published_rule": f"squared gradient distance below {BELIEF:g}"}
     if len(parts) == 1:
         return {**parts[0], **extra}
     weights = np.array([one.success.size for one in scores], float)

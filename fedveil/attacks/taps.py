@@ -49,13 +49,15 @@ def from_tap(
     received = values["broadcast"]
     own = any(not (a == a[:1]).all() for a in jax.tree.leaves(received))
     params = jax.tree.map(lambda a: np.repeat(a, count, axis=0) if own else a[0], received)
+    # The victims' names: examples of a client differ by their index in its batch.
+    ids = [int(c) * 1000 + np.arange(count) if tap == "example" else np.array([int(c)]) for c in clients]
     order = _order(behind[0]) if tap in UPDATE_TAPS else None
     more.setdefault("span", span_of(federation))
     return GradientObservation(
         task.model,
         params,
         gradients,
-        ids=np.concatenate([_ids(tap, client, count) for client in clients]),
+        ids=np.concatenate(ids),
         shape=federation.dataset.shape,
         classes=federation.dataset.classes,
         examples=1 if tap == "example" else sum(behind[0]),
@@ -123,11 +125,6 @@ def _as_gradients(tap: str, values: dict[str, Tree], lr: float, aggregation: str
     if tap == "server" and aggregation == "fedavg":
         update = jax.tree.map(np.subtract, update, values["broadcast"])
     return from_update(update, lr, steps)
-
-
-def _ids(tap: str, client: int, count: int) -> np.ndarray:
-    """The victims' names: examples of a client differ by their index in its batch."""
-    return int(client) * 1000 + np.arange(count) if tap == "example" else np.array([int(client)])
 
 
 def _order(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:

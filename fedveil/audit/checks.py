@@ -158,15 +158,13 @@ def _layer_pairs(noise: dict[Draw, Leaves]) -> Iterator[Pair]:
 
 def _correlated(measured: Measured, kind: str, pairs: Sequence[Pair]) -> Finding:
     distribution = measured.release.distribution
-    found = [
-        (statistics.correlation_p_value(a, b, distribution), statistics.correlation(a, b), label)
-        for label, a, b in pairs
-    ]
+    each = ((a, b, label) for label, a, b in pairs)
+    found = [(statistics.correlation_p_value(a, b, distribution), statistics.correlation(a, b), c) for a, b, c in each]
     p_value, r, label = min(found)
     says = f"largest correlation of {kind}: {r:+.3g} ({label}; {len(pairs)} pairs)"
     scores: dict[str, float] = {}
-    for _, each, name in found:
-        scores[name] = max(each, scores.get(name, each), key=abs)
+    for _, one, name in found:
+        scores[name] = max(one, scores.get(name, one), key=abs)
     p_value = min(1.0, p_value * len(pairs))
     return Finding("correlation", measured.release, measured.path, label, r, p_value, False, says, scores)
 

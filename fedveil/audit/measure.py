@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -84,10 +85,8 @@ class Probe:
             return {self._draw(number, c): self.path.message(number, c, EMPTY) for c in clients}
         if stage == "broadcast":
             named = clients if not self.release.on_sum else clients[:1]
-            start = Scene(made=0)
-            return self._seeded(
-                seeds, lambda: {self._draw(number, c): self.path.message(number, c, start) for c in named}
-            )
+            sent = partial(self.path.message, number, scene=Scene(made=0))
+            return self._seeded(seeds, lambda: {self._draw(number, c): sent(c) for c in named})
         return self._seeded(seeds, lambda: {self._draw(number, 0): self._change(number, EMPTY)})
 
     def _step_noise(self, number: int, client: int) -> dict[Draw, Leaves]:

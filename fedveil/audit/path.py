@@ -88,9 +88,8 @@ class Path:
     def message(self, number: int, client: int, scene: Scene, factor: float = 0.0) -> Leaves:
         """What one client sends in a round, by the training program of its chunk, as a difference to the server's model."""
         sim = self.simulator
-        summed = sim.collect(
-            self.state(factor), number, sim.chunks(Cohort.only([client]), number, partial(self.place, scene))
-        )
+        chunks = sim.chunks(Cohort.only([client]), number, partial(self.place, scene))
+        summed = sim.collect(self.state(factor), number, chunks)
         return _leaves(summed.total, float(sim.weights[client]))
 
     def change(self, number: int, scene: Scene, factor: float = 0.0) -> Leaves:

@@ -55,9 +55,8 @@ def _rank(row: AuditRow) -> tuple[bool, float, float]:
 
 def _test_cells(row: AuditRow) -> tuple[object, ...]:
     words = {"scale": "{:.3g} of the declared z", "correlation": "r = {:+.3g}", "clip": "{:.4g} of the bound passes"}
-    result = (
-        words[row.test].format(row.statistic or 0.0) if row.p_value is not None or row.test == "clip" else row.reason
-    )
+    told = row.p_value is not None or row.test == "clip"
+    result = words[row.test].format(row.statistic or 0.0) if told else row.reason
     p = "exact" if row.p_value is None else f"{row.p_value:.2g}"
     return (row.test, row.unit, row.tap, row.path, result, p, "ALARM" if row.alarm else "holds", row.score)
 

@@ -214,9 +214,8 @@ def _show_result(result: dict[str, Any]) -> None:
         show.note("test mode: all noise follows from the seed, so nothing is protected")
     for row in result["ledger"]:
         if row["certified"] and row["tap"] in ("server", "release"):
-            show.note(
-                f"{row['tap']}, one {row['unit']}: ε = {row['epsilon']:.4g}, δ = {row['delta']:g}, {row['adjacency']}"
-            )
+            found = f"ε = {row['epsilon']:.4g}, δ = {row['delta']:g}, {row['adjacency']}"
+            show.note(f"{row['tap']}, one {row['unit']}: {found}")
 
 
 # --- status

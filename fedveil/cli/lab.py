@@ -55,9 +55,8 @@ def run_lab(lab: Lab, json: bool) -> None:
 
     def ready(address: Address) -> None:
         if json:
-            show.print_json(
-                {"url": address.url, "host": lab.host, "port": address.port, "token": token, "pid": os.getpid()}
-            )
+            where = {"url": address.url, "host": lab.host, "port": address.port}
+            show.print_json({**where, "token": token, "pid": os.getpid()})
         else:
             print(f"Fedveil lab: {address.url}", flush=True)
             show.note(f"runs in {options.runs}, its own files in {options.folder}; Ctrl-C ends it")

@@ -27,9 +27,8 @@ def run_reproduce(
     chosen = choose(name)
     cache = Cache(Path(cells) if cells else default_folder())
     with _Bar() as bar:
-        progress = run(
-            chosen, size, cache, seconds=None if minutes is None else 60 * minutes, workers=workers, tell=bar
-        )
+        seconds = None if minutes is None else 60 * minutes
+        progress = run(chosen, size, cache, seconds=seconds, workers=workers, tell=bar)
     if out is not None:
         _draw(chosen, size, cache, Path(out))
     if json:

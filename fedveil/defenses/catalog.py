@@ -92,9 +92,8 @@ def make_all(defenses: object) -> tuple[Defense, ...]:
     if not isinstance(defenses, list | tuple):
         raise ConfigError("defense", defenses, "takes a list")
     if not defenses:
-        raise ConfigError(
-            "defense", defenses, 'is an empty list: leave it out, or name a defence ("none" for no privacy)'
-        )
+        takes = 'is an empty list: leave it out, or name a defence ("none" for no privacy)'
+        raise ConfigError("defense", defenses, takes)
     alone = len(defenses) == 1
     made = tuple(make(d, "defense" if alone else f"defense.{index}") for index, d in enumerate(defenses))
     names = [d.name for d in made]

@@ -291,15 +291,13 @@ def _first_gradient(
     x, winner, cotangent = saved
     weights, kernel = second["w"].astype(cotangent.dtype), first["w"].shape[0]
     most, unit = limits or (jnp.zeros((), jnp.float32), None)
-    scale = _unscaled if unit is None else functools.partial(_factors, entries=_entries(first), rounded=False)
+    scale: pallas.Scale = functools.partial(_factors, entries=_entries(first), rounded=False)
+    if unit is None:
+        scale = lambda square, bound: square  # noqa: E731
     each, factors = pallas.first_by_example(cotangent, weights, winner, x, kernel, "b" in first, most, scale)
     flat = (each if unit is None else _widened(each, factors / unit)).sum(axis=0)
     w = flat[: flat.shape[0] - ("b" in first)].reshape(first["w"].shape)
     return {"w": w, "b": flat[-1]} if "b" in first else {"w": w}
-
-
-def _unscaled(square: Array, bound: Array) -> Array:
-    return square
 
 
 def _second_gradient(

@@ -96,10 +96,10 @@ def gather(paths: Sequence[Path]) -> list[Run]:
         raise ConfigError("RUN", None, "takes the folders of one or more runs")
     runs = [_read(path) for path in paths]
     labels = ["no defence" if run.defense == "none" else run.defense for run in runs]
-    return [
-        replace(run, label=label if labels.count(label) == 1 else f"{label} ({run.path.resolve().name})")
-        for run, label in zip(runs, labels, strict=True)
+    own = [
+        f" ({run.path.resolve().name})" if labels.count(one) > 1 else "" for run, one in zip(runs, labels, strict=True)
     ]
+    return [replace(run, label=label + name) for run, label, name in zip(runs, labels, own, strict=True)]
 
 
 def _read(path: Path) -> Run:

@@ -125,9 +125,8 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
         scores = ("train_loss", "accuracy", "loss")  # JSON has no NaN: null stands for it
         broken = [row["round"] + 1 for row in run.metrics if any(k in row and finite(row[k]) is None for k in scores)]
         if broken:
-            lines.append(
-                f"{run.label}: loss or accuracy is not a number from round {broken[0]} on; charts have gaps there."
-            )
+            what = f"loss or accuracy is not a number from round {broken[0]} on"
+            lines.append(f"{run.label}: {what}; charts have gaps there.")
         dropped = sum(int(row.get("not_finite") or 0) for row in run.metrics)
         if dropped:
             lines.append(f"{run.label}: {dropped} updates were not finite and left out, and their noise with them.")

@@ -130,9 +130,8 @@ def costs(runs: Sequence[Run]) -> list[str]:
         if run is not top:
             leaks = [one.adversary.inside for one in verdicts(run) if one.word == LEAKS]
             tells = f"still leaks to {joined(leaks)}" if leaks else "no attack tried here rebuilt anything"
-            lines.append(
-                f"{run.label} costs {100 * (most - accuracy):.0f} points of accuracy against {top.label}; {tells}."
-            )
+            points = f"{100 * (most - accuracy):.0f} points of accuracy"
+            lines.append(f"{run.label} costs {points} against {top.label}; {tells}.")
     return lines
 
 

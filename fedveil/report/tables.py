@@ -88,9 +88,8 @@ def table_markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> s
 def _cells(header: Sequence[str], rows: Sequence[Sequence[object]], escaped: Callable[[str], str]) -> list[list[str]]:
     for index, row in enumerate(rows, 1):
         if len(row) != len(header):
-            raise ValueError(
-                f"row {index} of the table has {len(row)} cells, the header has {len(header)}: {list(row)}"
-            )
+            cells = f"has {len(row)} cells, the header has {len(header)}"
+            raise ValueError(f"row {index} of the table {cells}: {list(row)}")
     return [[escaped(_text(cell)) for cell in row] for row in rows]
 
 
@@ -103,10 +102,8 @@ def _text(cell: object) -> str:
 def _numeric(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
     """Which columns hold only numbers and gaps."""
     columns = [[row[index] for row in rows if row[index] is not None] for index in range(len(header))]
-    return [
-        bool(column) and all(isinstance(cell, Number) and not isinstance(cell, bool) for cell in column)
-        for column in columns
-    ]
+    known = [[isinstance(cell, Number) and not isinstance(cell, bool) for cell in column] for column in columns]
+    return [bool(column) and all(column) for column in known]
 
 
 def latex(text: str) -> str:

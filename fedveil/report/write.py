@@ -59,9 +59,8 @@ def _target(paths: Sequence[Path], out: str | Path | None) -> Path:
         if target.is_dir():
             return target / "report.html"
         if target.suffix.lower() not in (".html", ".htm"):
-            raise ConfigError(
-                "--out", str(out), "takes the name of a page, such as report.html, or a folder that is there"
-            )
+            takes = "takes the name of a page, such as report.html, or a folder that is there"
+            raise ConfigError("--out", str(out), takes)
         return target
     if len(paths) == 1:
         return paths[0] / "report.html"
@@ -93,10 +92,8 @@ def _write(
         if tables is not None:
             made["tables"] = [str(path) for path in export(runs, Path(tables))]
     except OSError as error:
-        where = error.filename or target
-        raise ConfigError(
-            "--out", str(where), f"cannot be written ({error.strerror}): give a path that you can write to"
-        ) from None
+        takes = f"cannot be written ({error.strerror}): give a path that you can write to"
+        raise ConfigError("--out", str(error.filename or target), takes) from None
     return {"report": str(target), "runs": [_headline(run) for run in runs], **made}
 
 

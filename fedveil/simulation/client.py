@@ -381,9 +381,8 @@ def _sum_of_gradients(
     if task.kernels is None or not isinstance(model, Net):
         loss, total = jax.value_and_grad(lambda p: _loss(model, p, batch, Context(rng)))(params)
         return total, loss
-    return task.kernels.gradient_sum(
-        model, lambda p, inside: _loss(model, p, batch, inside), params, batch.x, bound, rng
-    )
+    loss_of = lambda p, inside: _loss(model, p, batch, inside)  # noqa: E731
+    return task.kernels.gradient_sum(model, loss_of, params, batch.x, bound, rng)
 
 
 def _add_noise(task: Task, total: Tree, loss: Array, divisor: Array, context: RoundContext, draws: StepKeys) -> Tree:

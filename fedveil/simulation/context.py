@@ -66,9 +66,7 @@ class FederationContext:
         together = jax.jit(jax.vmap(one, in_axes=(None, 0, 0, 0)))
         found = []
         for first in range(0, partition.clients, chunk):
-            ids = (
-                np.arange(first, first + chunk) % partition.clients
-            )  # the last chunk is filled up, and truncated below
+            ids = np.arange(first, first + chunk) % partition.clients  # the last chunk is filled up, truncated below
             cohort = Cohort.only(ids)
             drawn = draw.draw_batches(self.sampling, partition, self.draws, after, cohort, widths)
             own = ClientInputs(ids, cohort.occurrence, drawn, np.ones(chunk, task.dtype), cohort.late)

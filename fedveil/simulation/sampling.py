@@ -209,10 +209,8 @@ def draw_batches(
 ) -> Batches:
     """The batches of a cohort (or of a chunk of one) as padded arrays of dataset rows."""
     ids = [int(c) for c in cohort.clients]
-    drawn = [
-        draw_positions(sampling, draws, round_, c, int(o), int(partition.length[c]))
-        for c, o in zip(ids, cohort.occurrence, strict=True)
-    ]
+    each = [(c, int(o), int(partition.length[c])) for c, o in zip(ids, cohort.occurrence, strict=True)]
+    drawn = [draw_positions(sampling, draws, round_, *one) for one in each]
     lengths = [len(counts) for _, counts in drawn]
     largest = max((int(counts.max()) for _, counts in drawn), default=0)
     width = next((w for w in widths if w >= largest), 0) or 1 << (largest - 1).bit_length()

@@ -126,9 +126,8 @@ def collect(rule: ServerRule, so_far: Sum, answers: Answers) -> Sum:
     """Adds the answers of a chunk of clients to the sum."""
     finite = all_finite(answers.message)
     present = answers.weight > 0
-    message = jax.tree.map(
-        lambda a: jnp.where(finite.reshape(finite.shape + (1,) * (a.ndim - 1)), a, 0.0), answers.message
-    )
+    shown = lambda a: jnp.where(finite.reshape(-1, *[1] * (a.ndim - 1)), a, 0.0)  # noqa: E731
+    message = jax.tree.map(shown, answers.message)
     norm = jnp.sqrt(sum(jnp.square(a).reshape(a.shape[0], -1).sum(axis=1) for a in jax.tree.leaves(message)))
     kept = jnp.where(finite, answers.weight, 0.0)
     on_time = jnp.where(answers.late, 0.0, kept) if rule.keeps_late else kept

@@ -357,9 +357,8 @@ class Simulator:
     def batches(self, cohort: Cohort, number: int) -> Batches | Microbatches:
         """The clients' batches: in micro-batches where that costs less and they fit, else whole."""
         if self.microbatches is not None:
-            drawn = microbatches.draw_microbatches(
-                self.sampling, self.partition, self.draws, number, cohort, self.microbatches
-            )
+            source = (self.sampling, self.partition, self.draws)
+            drawn = microbatches.draw_microbatches(*source, number, cohort, self.microbatches)
             if drawn is not None:
                 return drawn
         return self.whole_batches(cohort, number)

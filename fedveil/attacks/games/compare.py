@@ -57,9 +57,8 @@ def rows(
     for done, (name, network) in enumerate(pairs, 1):
         federation = prepare(_on(config, name, network, images), trainable=False, draws=draws)
         if len(federation.dataset.shape) != 3:
-            raise ConfigError(
-                "data.name", config.data.name, "the comparison is by SSIM, of images: take an image dataset"
-            )
+            takes = "the comparison is by SSIM, of images: take an image dataset"
+            raise ConfigError("data.name", config.data.name, takes)
         found = _melis(federation, images) if name == "melis" else _reconstructed(federation)
         made.append({**_row(name, found), "settings": _settings(federation, name), **environment()})
         progress(done, len(pairs))
@@ -88,17 +87,14 @@ def _reconstructed(federation: Federation) -> Found:
     attack = bench.make()
     assert isinstance(attack, ReconstructionAttack)
     done = study.run_on(study.Round(federation, federation.simulator.start(), 0), attack, bench)
-    parts = [(group.scores.items, group.reconstruction.attack) for group in done.groups]
-    ssims, mses, labels = (
-        np.concatenate([_by_victim(getattr(items, key)[:, 0], which) for items, which in parts])
-        for key in ("ssim", "mse", "label")
-    )
-    return Found(ssims, mses, labels, sum(group.reconstruction.seconds for group in done.groups))
 
+    def by_victim(key: str) -> np.ndarray:
+        """[victims]: the mean over starts."""
+        pairs = [(getattr(group.scores.items, key)[:, 0], group.reconstruction.attack) for group in done.groups]
+        return np.concatenate([np.bincount(which, v.astype(float)) / np.bincount(which) for v, which in pairs])
 
-def _by_victim(values: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """[victims]: the mean over starts of values [attacks] on the victims `which` [attacks]."""
-    return np.bincount(which, weights=values.astype(float)) / np.bincount(which)
+    seconds = sum(group.reconstruction.seconds for group in done.groups)
+    return Found(by_victim("ssim"), by_victim("mse"), by_victim("label"), seconds)
 
 
 def _melis(federation: Federation, images: int) -> Found:
@@ -125,16 +121,12 @@ def best_guesses(observation: GradientObservation, rules: LocalRules, own: Auxil
         raise ConfigError("attack.tap", "client", "every victim received another model: attack them one by one")
     seen = ObservedUpdate(0, observation.params, np.zeros(0))
     steps = melis.record_steps(rules, seen, own).astype(np.float64)  # [own, values]
-    updates = np.stack([_step(observation, index) for index in range(len(observation))])
+    each = [jax.tree.map(lambda a, i=index: a[i], observation.gradients) for index in range(len(observation))]
+    updates = np.stack([-replay.flat(gradient).astype(np.float64) for gradient in each])  # up to their lengths
     classes = _classes(steps, own.y, updates)
     lengths = np.linalg.norm(steps, axis=1)
     alike = updates @ (steps / np.where(lengths > 0, lengths, 1.0)[:, None]).T  # [attacks, own]
     return np.where(own.y == classes[:, None], alike, -np.inf).argmax(axis=1)
-
-
-def _step(observation: GradientObservation, index: int) -> np.ndarray:
-    """The update behind one gradient, up to its length."""
-    return -replay.flat(jax.tree.map(lambda a: a[index], observation.gradients)).astype(np.float64)
 
 
 def _classes(steps: np.ndarray, labels: np.ndarray, updates: np.ndarray) -> np.ndarray:
@@ -151,16 +143,11 @@ def _classes(steps: np.ndarray, labels: np.ndarray, updates: np.ndarray) -> np.n
 
 def _row(name: str, found: Found) -> dict[str, Any]:
     made: dict[str, Any] = {"attack": name, "victims": len(found.ssim), "tap": "client", "round": 0}
-    for key in ("ssim", "mse"):
-        values = getattr(found, key)
-        made[key] = float(values.mean())
-        made[f"{key}_interval"] = None
-        if len(values) > 1:
-            low, high = roc.mean_interval(values)
-            made[f"{key}_interval"] = [max(low, LEAST[key]), min(high, 1.0)]
-    made["label_success_rate"] = float(found.label.mean())
-    made["seconds"] = found.seconds
-    return made
+    for key, values in (("ssim", found.ssim), ("mse", found.mse)):
+        low, high = roc.mean_interval(values) if len(values) > 1 else (-np.inf, np.inf)
+        span = [max(low, LEAST[key]), min(high, 1.0)] if len(values) > 1 else None
+        made |= {key: float(values.mean()), f"{key}_interval": span}
+    return {**made, "label_success_rate": float(found.label.mean()), "seconds": found.seconds}
 
 
 def _settings(federation: Federation, name: str) -> dict[str, Any]:

@@ -86,7 +86,10 @@ def gather(target: Target, attacks: Sequence[InversionAttack], progress: Progres
         target = target.with_data_of(federation)
         for attack in attacks:
             check(federation, attack)
-        rounds = _rounds(federation, target.config.attack.round)
+        asked = target.config.attack.round
+        rounds = federation.rounds if asked is None else asked
+        if rounds > federation.rounds:
+            raise ConfigError("attack.round", asked, f"takes 0 to {federation.rounds}, the rounds that are trained")
         first = jax.device_get(federation.simulator.start().params)
         for done, state in states(federation, rounds, part(progress, number, target.seeds)):
             if done == rounds:
@@ -95,14 +98,6 @@ def gather(target: Target, attacks: Sequence[InversionAttack], progress: Progres
         start = replace(seen[0], models=(first,), rounds=(0,), received=())
         truth = truth_of(federation, attacks[0].position.victim)
         yield Case(federation.config.train.seed, seen, start, truth, accuracy)
-
-
-def _rounds(federation: Federation, asked: int | None) -> int:
-    if asked is None:
-        return federation.rounds
-    if asked > federation.rounds:
-        raise ConfigError("attack.round", asked, f"takes 0 to {federation.rounds}, the rounds that are trained")
-    return asked
 
 
 def wanted_classes(case: Case, attack: InversionAttack) -> tuple[int, ...]:
@@ -138,17 +133,11 @@ def answers(seen: ModelObservation, inputs: np.ndarray) -> np.ndarray:
 
 def controls(cases: Sequence[Case], attack: InversionAttack) -> dict[str, dict[str, Any]]:
     """The scores where nothing was learnt: the same attack on the untrained model, noise, a blank picture."""
-    shapes = [(len(wanted_classes(case, attack)), *case.start.shape) for case in cases]
-    made = {
-        "untrained": judge(cases, attack, None)[1],
-        "noise": [_alone(c, attack, noise_pictures(c.seed, s)) for c, s in zip(cases, shapes, strict=True)],
-        "blank": [_alone(c, attack, np.zeros(s)) for c, s in zip(cases, shapes, strict=True)],
-    }
+    made = {"untrained": judge(cases, attack, None)[1], "noise": [], "blank": []}
+    for case in cases:
+        wanted = wanted_classes(case, attack)
+        shape = (len(wanted), *case.start.shape)
+        for name, pictures in (("noise", noise_pictures(case.seed, shape)), ("blank", np.zeros(shape))):
+            made[name].append(score_classes(pictures, answers(case.start, pictures), wanted, case.truth))
     keys = ("ssim", "mse", "recognised_rate")
     return {name: {key: summary(scores)[key] for key in keys} for name, scores in made.items()}
-
-
-def _alone(case: Case, attack: InversionAttack, inputs: np.ndarray) -> list[dict[str, Any]]:
-    """Scores of pictures that come from no model."""
-    wanted = wanted_classes(case, attack)
-    return score_classes(inputs, answers(case.start, inputs), wanted, case.truth)

@@ -40,10 +40,6 @@ Say = Callable[[str], None]
 Rows = list[dict[str, Any]]
 
 
-def _silent(_: str) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Ground:
     """The training behind the figures. U, T and δ are the paper's; the rest is our choice where it names none."""
@@ -140,7 +136,7 @@ def figure3(
     seeds: int = 5,
     sigma: float = 1.0,
     classes: tuple[int, ...] = (6, 8),
-    say: Say = _silent,
+    say: Say = lambda _: None,
 ) -> Pictures:
     """What the three adversaries recover, without a defence and under 2DP-FL (σ at clients and server, distinct).
 
@@ -181,7 +177,7 @@ def figure4(
     clients: Sequence[int] = (10, 20, 50),
     seeds: int = 10,
     ways: Sequence[str] = tuple(WAYS),
-    say: Say = _silent,
+    say: Say = lambda _: None,
 ) -> Rows:
     """SSIM against the number of classes in which attacker and victim differ, for several K; no defence.
 
@@ -243,19 +239,16 @@ def more_clients(rows: Rows) -> Rows:
     made: Rows = []
     for line in dict.fromkeys((row["way"], row["seat"]) for row in points):
         mine = [row for row in points if (row["way"], row["seat"]) == line]
-        mean = {
-            size: np.mean([row["ssim_each"] for row in mine if row["setting"]["clients"] == size], axis=0)
-            for size in (few, many)
-        }
+        lines = {size: [row["ssim_each"] for row in mine if row["setting"]["clients"] == size] for size in (few, many)}
+        change = np.mean(lines[many], axis=0) - np.mean(lines[few], axis=0)
         head = {key: mine[0][key] for key in ("figure", "way", "setting", "seeds", "device", "versions", "seat")}
         setting = {**head["setting"], "clients": [few, many]}
-        made.append({**head, "setting": setting, "more_clients": _with_interval(mean[many] - mean[few])})
+        made.append({**head, "setting": setting, "more_clients": _with_interval(change)})
     return made
 
 
 def _with_interval(values: np.ndarray) -> dict[str, Any]:
-    low, high = mean_interval(values)
-    return {"mean": float(values.mean()), "interval": [low, high]}
+    return {"mean": float(values.mean()), "interval": list(mean_interval(values))}
 
 
 # --- Fig 6(a) ------------------------------------------------------------------------------------------------------
@@ -268,7 +261,7 @@ def figure6a(
     modes: Sequence[str] = MODES,
     seeds: int = 5,
     ways: Sequence[str] = tuple(WAYS),
-    say: Say = _silent,
+    say: Say = lambda _: None,
 ) -> Rows:
     """SSIM against σ for three adversaries under 2DP-FL, with server noise distinct, the same for all, or none.
 

@@ -68,9 +68,8 @@ def play(target: Target, attack: MembershipAttack, progress: Progress = silent) 
     check(federation, attack)
     game = train(federation, attack, target.seeds, progress)
     scores = game.scores(attack)
-    loss = -log_expit(
-        np.stack([seen.target for seen in game.observations])
-    )  # how far the models have memorised members
+    # How far the models have memorised members.
+    loss = -log_expit(np.stack([seen.target for seen in game.observations]))
     losses = {"member_loss": float(loss[game.member].mean()), "other_loss": float(loss[~game.member].mean())}
     document = {
         **head(attack),
@@ -111,10 +110,9 @@ def train(federation: Federation, attack: MembershipAttack, targets: int, progre
     about = _query(federation, trained.models, federation.dataset.train.take(rows))
     held = federation.dataset.held_out
     others = _query(federation, trained.models, held.take(np.arange(min(POPULATION, len(held)))))
-    seen = [
-        MembershipObservation(about[t], about[targets:], chosen[targets:], others[t], others[targets:])
-        for t in range(targets)
-    ]
+    shadow = slice(targets, None)
+    pairs = zip(about[:targets], others[:targets], strict=True)
+    seen = [MembershipObservation(a, about[shadow], chosen[shadow], o, others[shadow]) for a, o in pairs]
     return Game(tuple(seen), member, int(trained.not_finite[:targets].sum()))
 
 

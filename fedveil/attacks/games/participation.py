@@ -130,7 +130,5 @@ def _by_round(guesses: Sequence[ParticipationScores], truths: Sequence[Truth]) -
     for one, truth in zip(guesses, truths, strict=True):
         areas = [roc.auc(s, t) for s, t in zip(one.rounds, truth.rounds, strict=True) if t.any() and not t.all()]
         means += [float(np.mean(areas))] if areas else []
-    return {
-        "round_auc": float(np.mean(means)) if means else None,
-        "round_interval": roc.share_interval(np.array(means)),
-    }
+    mean = float(np.mean(means)) if means else None
+    return {"round_auc": mean, "round_interval": roc.share_interval(np.array(means))}

@@ -208,10 +208,8 @@ class Fleet:
         """A chunk of each federation's cohort, [federations, clients, ...], padded to one shape."""
         simulator, made = self.simulator, []
         for f, cohort in zip(who, cohorts, strict=True):
-            some = cohort.part(part)
-            drawn = sampling.draw_batches(
-                simulator.sampling, simulator.partition, self.draws[f], number, some, self.widths
-            )
+            some, source = cohort.part(part), (simulator.sampling, simulator.partition, self.draws[f])
+            drawn = sampling.draw_batches(*source, number, some, self.widths)
             given = replace(drawn, mask=drawn.mask & self.given[f][drawn.index])
             made.append(simulator.client_inputs(some, given))
         return jax.tree.map(lambda *arrays: _stacked(arrays, self.chunk), *made)

@@ -172,11 +172,8 @@ def _write_trace(slots: Slots, seen: Evaluation, opens: Array) -> Slots:
 
 def _mark(slots: Slots, opens: Array) -> Slots:
     onward = opens & (slots.best_value < PROGRESS * slots.mark)
-    return replace(
-        slots,
-        mark=jnp.where(onward, slots.best_value, slots.mark),
-        marked=jnp.where(onward, slots.iteration, slots.marked),
-    )
+    mark, marked = jnp.where(onward, slots.best_value, slots.mark), jnp.where(onward, slots.iteration, slots.marked)
+    return replace(slots, mark=mark, marked=marked)
 
 
 def _end(optimizer: Optimizer, slots: Slots, seen: Evaluation, opens: Array, running: Array) -> tuple[Slots, Array]:

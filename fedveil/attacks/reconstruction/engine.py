@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +43,9 @@ def reconstruct(
         ended = scheduler.run(programs, work, _running(problem, guessed, plan, execution))
         compiling = programs.seconds - compiled
         seconds = time.monotonic() - started - compiling
-    best = _best_of(ended, plan.tries)
+    # The start of each attack with the least objective, which is the attacker's own criterion.
+    values = np.array([e.value for e in ended]).reshape(-1, plan.tries)
+    best = np.arange(len(values)) * plan.tries + values.argmin(axis=1)
     chosen = [ended[i] for i in best]
     inputs, found = _read_out(problem, np.stack([e.z for e in chosen]), guessed[plan.attack[best]])
     return Reconstruction(
@@ -50,7 +53,7 @@ def reconstruct(
         seed=np.array([plan.keys[i][1] for i in best]),
         inputs=inputs,
         labels=found,
-        objective=np.array([e.value for e in chosen]),
+        objective=values.ravel()[best],
         distance=np.array([e.distance for e in chosen]),
         iterations=np.array([e.iterations for e in chosen]),
         evaluations=np.array([e.evaluations for e in ended]).reshape(-1, plan.tries).sum(axis=1),
@@ -72,14 +75,9 @@ class _Plan:
 
 def _plan(observation: GradientObservation, settings: GradientMatching, seeds: Sequence[int]) -> _Plan:
     tries = settings.restarts + 1
-    keys = [
-        (int(identity), int(seed), restart)
-        for seed in seeds
-        for identity in observation.ids
-        for restart in range(tries)
-    ]
-    attack = np.array([a for _ in seeds for a in range(len(observation)) for _ in range(tries)])
-    return _Plan(keys, attack, tries)
+    starts = list(itertools.product(seeds, range(len(observation)), range(tries)))
+    keys = [(int(observation.ids[a]), int(seed), restart) for seed, a, restart in starts]
+    return _Plan(keys, np.array([a for _, a, _ in starts]), tries)
 
 
 def _running(problem: Problem, guessed: np.ndarray, plan: _Plan, execution: Execution) -> scheduler.Running:
@@ -133,17 +131,7 @@ def _work(
     return scheduler.Work(z, Job(rows(observation.gradients), q, weight, own), shared, settings)
 
 
-def _best_of(ended: list[scheduler.Ended], tries: int) -> np.ndarray:
-    """The start of each attack with the least objective, which is the attacker's own criterion."""
-    values = np.array([e.value for e in ended]).reshape(-1, tries)
-    return np.arange(len(values)) * tries + values.argmin(axis=1)
-
-
 def _read_out(problem: Problem, z: np.ndarray, guessed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and labels from the optimised vectors z."""
-    inputs = z[:, : problem.content].reshape(-1, problem.examples, *problem.shape)
-    if problem.span is not None:
-        inputs = np.clip(inputs, *problem.span)
-    if problem.joint:
-        guessed = z[:, problem.content :].reshape(-1, problem.examples, problem.classes).argmax(axis=2)
-    return inputs, guessed
+    inputs = problem.inputs(z) if problem.span is None else np.clip(problem.inputs(z), *problem.span)
+    return inputs, problem.label_logits(z).argmax(axis=2) if problem.joint else guessed

@@ -112,9 +112,8 @@ def _borrowed(
     """Examples of the attacker's auxiliary data, of the inferred class or of any."""
     held = observation.auxiliary
     if held is None or len(held.y) == 0:
-        raise ConfigError(
-            "attack.init", name, "needs auxiliary examples that the attacker holds, and none were granted"
-        )
+        takes = "needs auxiliary examples that the attacker holds, and none were granted"
+        raise ConfigError("attack.init", name, takes)
     found = np.empty((len(keys), observation.examples, *observation.shape))
     for row, (identity, seed, restart) in enumerate(keys):
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, PICK, identity, restart])))

@@ -61,39 +61,29 @@ class Problem:
         """The number of optimised values: the inputs, and the logits of the labels where these are optimised too."""
         return self.content + (self.examples * self.classes if self.joint else 0)
 
-    def inputs(self, z: Array) -> Array:
+    def inputs(self, z: Any) -> Any:
+        """[attacks, examples, ...shape] of the optimised vectors z."""
         return z[:, : self.content].reshape(-1, self.examples, *self.shape)
 
-    def label_weights(self, z: Array, job: Job) -> Array:
-        if not self.joint:
-            return job.q
-        return jax.nn.softmax(z[:, self.content :].reshape(-1, self.examples, self.classes))
+    def label_logits(self, z: Any) -> Any:
+        """[attacks, examples, classes], where labels are optimised too."""
+        return z[:, self.content :].reshape(-1, self.examples, self.classes)
 
 
 def pose(observation: GradientObservation, settings: GradientMatching) -> Problem:
     """The problem that an observation poses; refuses settings that it cannot serve."""
     if settings.tv > 0 and len(observation.shape) != 3:
-        raise ConfigError(
-            "attack.tv", settings.tv, f"is for images; examples have shape {observation.shape}: set it to 0"
-        )
+        takes = f"is for images; examples have shape {observation.shape}: set it to 0"
+        raise ConfigError("attack.tv", settings.tv, takes)
     if settings.label == "given" and observation.known_labels is None:
         raise ConfigError("attack.label", "given", "the attacker was granted no labels: set it to 'infer' or 'joint'")
-    steps, lr = 1, 0.0
-    if settings.reading == "simulated":
-        if observation.lr is None:
-            raise ConfigError("attack.reading", "simulated", "needs the victims' learning rate among the capabilities")
-        steps, lr = observation.local_steps, observation.lr
-    return Problem(
-        observation.model,
-        observation.shape,
-        observation.classes,
-        observation.examples,
-        _compiled_part(settings),
-        observation.span,
-        steps=steps,
-        lr=lr,
-        order=observation.order if settings.reading == "simulated" else None,
-    )
+    seen = observation
+    posed = Problem(seen.model, seen.shape, seen.classes, seen.examples, _compiled_part(settings), seen.span)
+    if settings.reading != "simulated":
+        return posed
+    if seen.lr is None:
+        raise ConfigError("attack.reading", "simulated", "needs the victims' learning rate among the capabilities")
+    return replace(posed, steps=seen.local_steps, lr=seen.lr, order=seen.order)
 
 
 def _compiled_part(settings: GradientMatching) -> GradientMatching:
@@ -124,7 +114,7 @@ def evaluate(problem: Problem, shared: Params | None, job: Job, z: Array) -> tup
     """Objective [attacks], squared gradient distance [attacks], gradient of the objective [attacks, size] at z."""
     settings = problem.settings
     x = problem.inputs(z)
-    q, to_logits = jax.vjp(lambda z: problem.label_weights(z, job), z)
+    q, to_logits = jax.vjp(lambda z: jax.nn.softmax(problem.label_logits(z)) if problem.joint else job.q, z)
     found, pull = _gradients(problem, shared, job, x, q)
     distance, back = jax.vjp(lambda found: DISTANCES[settings.distance](found, job.target), found)
     slope, label_slope = pull(back(job.weight)[0])
@@ -143,9 +133,8 @@ def _gradients(problem: Problem, shared: Params | None, job: Job, x: Array, q: A
     params = job.params if shared is None else shared
     assert params is not None
     if problem.steps > 1:
-        return gradients.of_local_steps(
-            problem.model, params, shared is None, x, q, lr=problem.lr, steps=problem.steps, order=problem.order
-        )
+        rules: dict[str, Any] = {"lr": problem.lr, "steps": problem.steps, "order": problem.order}
+        return gradients.of_local_steps(problem.model, params, shared is None, x, q, **rules)
     if isinstance(problem.model, Net) and passes.fits(problem.model):
         return passes.gradients(problem.model, params, x, q)
     return gradients.of_any_model(problem.model, params, shared is None, x, q)

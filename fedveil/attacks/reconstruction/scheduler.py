@@ -171,10 +171,7 @@ class Programs:
     def pack(self, slots: Slots, job: Job, rows: np.ndarray) -> tuple[Slots, Job]:
         """The slots `rows` alone."""
 
-        def program(slots: Slots, job: Job, rows: jax.Array) -> tuple[Slots, Job]:
-            return jax.tree.map(lambda a: a[rows], (slots, job))
-
-        return self.call("pack", program, slots, job, rows)
+        return self.call("pack", _take, (slots, job), rows)
 
 
 def _exactly() -> AbstractContextManager[Any]:
@@ -260,8 +257,7 @@ class _Worker:
         return np.array([0 if a is None else a for a in self.owners])
 
     def _snapshot(self, seconds: float) -> Snapshot:
-        slots = np.array([slot for slot, a in enumerate(self.owners) if a is not None])
-        own = self.slots
+        slots, own = np.array([slot for slot, a in enumerate(self.owners) if a is not None]), self.slots
         shown = jax.device_get((own.best, own.best_distance, own.iteration, own.evaluations))
         best, distance, iteration, evaluations = (np.asarray(a)[slots] for a in shown)
         return Snapshot(self._rows()[slots], best, distance, iteration, evaluations, seconds)
@@ -315,8 +311,8 @@ class _Worker:
         self.owners = [self.owners[slot] for slot in rows]
 
 
-def _take(jobs: Job, rows: np.ndarray) -> Job:
-    return jax.tree.map(lambda a: a[rows], jobs)
+def _take(tree: Tree, rows: Any) -> Any:
+    return jax.tree.map(lambda a: a[rows], tree)
 
 
 def operations(problem: Problem) -> float:
@@ -331,9 +327,7 @@ def operations(problem: Problem) -> float:
 
 def auto_width(problem: Problem, itemsize: int, jobs: Job, on_cpu: bool) -> int:
     """The slots of a block: as many as fit into a CPU's cache with their pairs, or into a part of a device's memory."""
-    pairs = (
-        2 * PAIRS * problem.size * itemsize if problem.settings.optimizer == "lbfgs" else 4 * problem.size * itemsize
-    )
+    pairs = (2 * PAIRS if problem.settings.optimizer == "lbfgs" else 4) * problem.size * itemsize
     if on_cpu:
         return _power_of_two(int(min(32, max(1, CACHE_BYTES // pairs))))
     job = sum(a.nbytes // max(1, len(a)) for a in jax.tree.leaves(jobs))

@@ -31,9 +31,8 @@ def load(request: LoadRequest) -> Raw:
     """50,000 training and 10,000 test images."""
     parts = {name: parse_batch(request.read(name), f"cifar10: {name}") for name in _DIGESTS}
     test = parts.pop(_TEST)
-    train = Part(
-        np.concatenate([part.x for part in parts.values()]), np.concatenate([part.y for part in parts.values()])
-    )
+    x, y = zip(*((part.x, part.y) for part in parts.values()), strict=True)
+    train = Part(np.concatenate(x), np.concatenate(y))
     return Raw(
         "cifar10",
         train,
