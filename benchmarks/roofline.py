@@ -29,12 +29,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import counts
 from benchmarks import round as rounds
 from benchmarks.rows import row
 from fedveil.core import keys
 from fedveil.federation import federation
 from fedveil.kernels.clipping import training_context
-from fedveil.models import net as counts
 from fedveil.models.layers import Array
 from fedveil.models.net import Net
 from fedveil.random import noise

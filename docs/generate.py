@@ -20,11 +20,10 @@ from pydantic.fields import FieldInfo
 
 import fedveil
 from fedveil.attacks.adversaries import ADVERSARIES
-from fedveil.attacks.base import keys as attack_keys
 from fedveil.attacks.reconstruction.matching import INITS
 from fedveil.attacks.registry import ATTACKS
 from fedveil.config import NAMES, SECTIONS, Budget
-from fedveil.core.plugins import schema
+from fedveil.core.plugins import keys, schema
 from fedveil.core.taps import TAPS
 from fedveil.core.validation import Section
 from fedveil.data.dataset import SPLITS
@@ -32,7 +31,6 @@ from fedveil.data.info import DatasetInfo
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.registry import DATASETS
 from fedveil.defenses.catalog import DEFENSES
-from fedveil.defenses.catalog import keys as defense_keys
 from fedveil.models.catalog import MODELS
 
 HERE = Path(__file__).parent
@@ -89,9 +87,7 @@ def config_page() -> str:
         "the first defence and `-s defense.1.key=value` a key of the second. `name` selects the defence; the other keys "
         "depend on it.",
         "",
-        *table(
-            ("name", "keys"), ((f"`{kind.name}`", code(defense_keys(kind)) or "none") for kind in DEFENSES.values())
-        ),
+        *table(("name", "keys"), ((f"`{kind.name}`", code(keys(kind)) or "none") for kind in DEFENSES.values())),
     ]
     return "\n".join(lines)
 
@@ -191,9 +187,9 @@ def names_page() -> str:
     lines += ["## Splits", "", *table(("name", "what"), ((f"`{n}`", text) for n, text in SPLITS.items()))]
     lines += ["## Partitions", "", *_described(PARTITIONS.values())]
     lines += ["## Models", "", *_described(MODELS.values())]
-    defenses = ((f"`{kind.name}`", kind.summary, code(defense_keys(kind))) for kind in DEFENSES.values())
+    defenses = ((f"`{kind.name}`", kind.summary, code(keys(kind))) for kind in DEFENSES.values())
     lines += ["## Defences", "", *table(("name", "what", "keys"), defenses)]
-    attacks = ((f"`{kind.name}`", kind.summary, code(attack_keys(kind))) for kind in ATTACKS.values())
+    attacks = ((f"`{kind.name}`", kind.summary, code(keys(kind))) for kind in ATTACKS.values())
     lines += ["## Attacks", "", *table(("name", "what", "keys"), attacks)]
     adversaries = ((f"`{a.name}`", a.summary, code(a.taps)) for a in ADVERSARIES.values())
     lines += ["## Adversaries of inference attacks", "", *table(("name", "what it sees", "taps"), adversaries)]

@@ -24,9 +24,10 @@ from pydantic import (
     model_validator,
 )
 
-from fedveil.attacks.base import Attack, keys
+from fedveil.attacks.base import Attack
 from fedveil.attacks.registry import attack_kind, make_attack
 from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
+from fedveil.core.plugins import keys
 from fedveil.core.taps import TAPS
 from fedveil.core.validation import Section, one_line
 from fedveil.data.dataset import SPLITS

@@ -119,7 +119,8 @@ def test_every_dependency_is_justified():
 
 
 def test_every_defence_has_a_page_with_its_keys():
-    from fedveil.defenses.catalog import DEFENSES, keys
+    from fedveil.core.plugins import keys
+    from fedveil.defenses.catalog import DEFENSES
 
     for name, kind in DEFENSES.items():
         page = (ROOT / "docs" / "defenses" / f"{name}.md").read_text(encoding="utf-8")

@@ -9,18 +9,16 @@ Rows of accountant `paper` repeat what a paper claims; they are never certified.
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from fedveil.accounting import published
-from fedveil.accounting.accountants import Round, accountant_named
-from fedveil.accounting.accounts import CERTIFYING, Account, accounts_of, realised, realised_epsilon, why_none
+from fedveil.accounting.accountants import accountant_named
+from fedveil.accounting.accounts import CERTIFYING, Account, accounts_of, why_none
 from fedveil.accounting.transcript import Transcript
 from fedveil.core.events import Release
 from fedveil.core.setting import Setting
-from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, CHAIN, NODE_UNITS, UNITS
+from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, CHAIN, UNITS
 
 OUTSIDE = (
     "noise drawn in floating point is taken for real-valued noise",
@@ -131,37 +129,6 @@ def curve(transcript: Transcript, row: Row, alphas: Sequence[float] = ALPHAS) ->
     worst = [min(column) for column in zip(*errors, strict=True)]
     mu = None if any(one is None for one in mus) else max((one for one in mus if one is not None), default=0.0)
     return Curve(mu, tuple(zip(alphas, worst, strict=True)))
-
-
-def realised_rows(transcript: Transcript, delta: float | None = None) -> list[Row]:
-    """The account of a client that took part in every round of the transcript, at the tap `server` (rule `realised`)."""
-    delta = transcript.delta if delta is None else delta
-    made = []
-    for unit, adjacency in itertools.product(NODE_UNITS, ("zero-out", "replace")):
-        rounds: list[Round | None] = []
-        why = ""
-        for multipliers, times in transcript.groups:
-            one, why = realised(_held(transcript), multipliers, transcript.setting, unit, adjacency)
-            rounds += [one] * times
-        epsilon = realised_epsilon(rounds, delta)
-        known = math.isfinite(epsilon)
-        reason = why or "counts the rounds that the client took part in"
-        made.append(
-            Row(
-                tap="server",
-                unit=unit,
-                accountant="pld",
-                rule="realised",
-                certified=known,
-                adjacency=adjacency,
-                epsilon=epsilon if known else None,
-                delta=delta if known else None,
-                reason=reason,
-                assumptions=OUTSIDE if known else (),
-                rounds=transcript.rounds,
-            )
-        )
-    return made if transcript.setting.secret_draws else uncertified(made)
 
 
 def _accountants(transcript: Transcript) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ and a game in `attacks.games` that trains federations, hands out observations an
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -112,8 +111,3 @@ def check_tap(attack: ReconstructionAttack, tap: str) -> None:
     if tap not in attack.taps:
         takes = f"{attack.name} needs {attack.needs}, which is seen at {', '.join(attack.taps)}"
         raise ConfigError("attack.tap", tap, f"{takes}; the models that go out show only their sum")
-
-
-def keys(kind: type[Attack]) -> tuple[str, ...]:
-    """The keys of `[attack]` that belong to an attack: its dataclass fields."""
-    return tuple(f.name for f in dataclasses.fields(kind))  # type: ignore[arg-type]

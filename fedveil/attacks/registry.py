@@ -10,9 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
-from fedveil.attacks.base import Attack, ReconstructionAttack, keys
+from fedveil.attacks.base import Attack, ReconstructionAttack
 from fedveil.attacks.inference.base import InferenceAttack
 from fedveil.attacks.inference.client_membership import ClientMembership
 from fedveil.attacks.inference.inversion import Inversion
@@ -25,9 +23,8 @@ from fedveil.attacks.reconstruction.cpl import CPL
 from fedveil.attacks.reconstruction.dlg import DLG
 from fedveil.attacks.reconstruction.idlg import IDLG
 from fedveil.attacks.reconstruction.inverting import Inverting
-from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
-from fedveil.core.plugins import Registry, schema
-from fedveil.core.validation import one_line
+from fedveil.core.errors import ConfigError, unknown_name
+from fedveil.core.plugins import Registry, from_keys
 
 Kind = TypeVar("Kind", bound=type[Attack])
 
@@ -74,18 +71,10 @@ def checked(attack: Attack) -> Attack:
 
 def made(kind: type[Attack], given: dict[str, Any]) -> Attack:
     """An attack of a class from its keys: names, then types and ranges, then what keys mean together."""
-    known = keys(kind)
     given = {key: value for key, value in given.items() if value is not None}
-    for key, value in given.items():
-        if key not in known:
-            raise ConfigError(f"attack.{key}", value, f"{kind.name} has no such key; " + did_you_mean(key, known))
     for key, table in kind.choices.items():
         if key in given and given[key] not in table:
             raise unknown_name(f"attack.{key}", given[key], table)
-    try:
-        valid = schema(kind).model_validate(given)  # type: ignore[arg-type]  # a class is hashable
-    except ValidationError as error:
-        raise one_line(error, prefix="attack") from None
-    attack = kind(**{key: getattr(valid, key) for key in known})
+    attack: Attack = from_keys(kind, given, "attack", f"{kind.name} has no such key")
     attack.check()
     return attack

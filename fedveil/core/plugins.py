@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
+
+from fedveil.core.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -36,6 +38,31 @@ def schema(kind: Any) -> type[BaseModel]:
     fields: dict[str, Any] = {f.name: (hints[f.name], f.default) for f in dataclasses.fields(kind)}
     strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     return create_model(kind.__name__, __config__=strict, **fields)
+
+
+def keys(kind: Any) -> tuple[str, ...]:
+    """The keys of a defence or an attack in a config: its dataclass fields."""
+    return tuple(f.name for f in dataclasses.fields(kind))
+
+
+def from_keys(kind: Any, given: Mapping[str, Any], where: str, unknown: str) -> Any:
+    """A defence or an attack from its table of keys: names, then types and ranges.
+
+    `where` names the table in errors, and `unknown` says that a key is none of them.
+    """
+    from pydantic import ValidationError
+
+    from fedveil.core.validation import one_line
+
+    for key, value in given.items():
+        if key not in keys(kind):
+            hint = did_you_mean(key, ("name", *keys(kind)))
+            raise ConfigError(f"{where}.{key}", value, f"{unknown}; {hint}")
+    try:
+        checked = schema(kind).model_validate(given)
+    except ValidationError as error:
+        raise one_line(error, prefix=where) from None
+    return kind(**{key: getattr(checked, key) for key in keys(kind)})
 
 
 class Registry(MutableMapping[str, Item], Generic[Item]):

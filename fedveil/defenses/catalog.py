@@ -5,11 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pydantic import ValidationError
-
 from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
-from fedveil.core.plugins import Registry, schema
-from fedveil.core.validation import one_line
+from fedveil.core.plugins import Registry, from_keys
 from fedveil.defenses.base import Defense
 from fedveil.defenses.dgc import DGC
 from fedveil.defenses.dpfl import DPFL
@@ -48,11 +45,6 @@ DEFENSES: Registry[type[Defense]] = Registry(
 )
 
 
-def keys(kind: type[Defense]) -> tuple[str, ...]:
-    """The keys of `[defense]` that a defence reads: its dataclass fields."""
-    return tuple(field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
-
-
 def make(defense: object, where: str) -> Defense:
     """One defence from its table of keys, or a defence object as it is; `where` names the table in errors."""
     if isinstance(defense, Defense):
@@ -64,16 +56,9 @@ def make(defense: object, where: str) -> Defense:
         raise ConfigError(f"{where}.name", None, "is required; " + did_you_mean("", DEFENSES))
     if not isinstance(name, str) or name not in DEFENSES:
         raise unknown_name(f"{where}.name", name, DEFENSES)
-    kind = DEFENSES[name]
     given = {key: value for key, value in defense.items() if key != "name"}
-    for key, value in given.items():
-        if key not in keys(kind):
-            raise ConfigError(f"{where}.{key}", value, "unknown key; " + did_you_mean(key, ("name", *keys(kind))))
-    try:
-        checked = schema(kind)(**given)  # type: ignore[arg-type]  # a class is hashable
-    except ValidationError as error:
-        raise one_line(error, prefix=where) from None
-    return kind(**{key: getattr(checked, key) for key in keys(kind)})
+    made: Defense = from_keys(DEFENSES[name], given, where, "unknown key")
+    return made
 
 
 def _checked_object(defense: Defense, where: str) -> Defense:

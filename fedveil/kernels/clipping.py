@@ -44,22 +44,19 @@ class FusedContext(Context):
 
 def training_context(rng: Array | None, bound: Array | None, bfloat16: bool) -> FusedContext:
     """The context of a training step. `bfloat16`: patches of convolutions are rounded."""
-    on_gpu = jax.default_backend() == "gpu"
+    merge = merged
+    if bfloat16 and jax.default_backend() == "gpu":  # the first two convolutions as one step of Pallas kernels
+        from fedveil.kernels import gpu
+
+        merge = gpu.paired
     return FusedContext(
         rng=rng,
         linear=fast_linear if bound is None else clipping_linear(bound),
         affine=affine if bound is None else clipping_affine(bound),
         patches=half_patches if bfloat16 else None,
-        merge=gpu_pairs if on_gpu and bfloat16 else merged,
+        merge=merge,
         bound=bound,
     )
-
-
-def gpu_pairs(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """`merged`, with the first two convolutions as one step of Pallas kernels."""
-    from fedveil.kernels import gpu
-
-    return gpu.paired(layers)
 
 
 # --- products of small batches

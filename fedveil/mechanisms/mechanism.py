@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedveil.core.events import Release
@@ -287,21 +287,12 @@ class Placed:
         """What the ledger is told: z of every round, read off the mechanism."""
         mechanism = self.mechanism
         by_round = mechanism.multipliers(setting) if mechanism.varies else ()
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "mechanism"}
         return Release(
-            tap=self.tap,
-            unit=self.unit,
             distribution=mechanism.distribution,
             multiplier=min(by_round) if by_round else float(mechanism.multiplier_at(setting, 0)),
-            uses=self.uses,
-            stage=self.stage,
             by_round=by_round,
-            client_noise_sums=self.client_noise_sums,
-            on_sum=self.on_sum,
-            every_round=self.every_round,
             certifiable=not self.reason,
-            reason=self.reason,
-            assumes=self.assumes,
-            clip_stage=self.clip_stage,
-            on_each=self.on_each,
             digest=mechanism.digest,
+            **own,
         )

@@ -1,16 +1,7 @@
-"""A network as a sequence of layers, and the operations and bytes that training it takes.
+"""A network as a sequence of layers, and its matrix products.
 
 A model is any object with `init(key) -> params` and `apply(params, x) -> logits`; params is a dict of layers (layer → dict
 of arrays), `x` a batch. `Net` adds what needs our own layers: dropout keys, replaceable layers, a probe.
-
-Operations are those of matrix products. A product of [positions, inputs] by [inputs, outputs] takes
-2·positions·inputs·outputs operations. A backward pass has two products, one for the weights and one for the inputs; the
-first layer needs no gradient of its inputs. A convolution before max-pooling is counted without the odd last row and
-column, as it is computed. Activations, losses, clips and noise are not counted: every way of training needs these products.
-
-Bytes are those of float32 arrays that move to and from memory once if nothing stays in a cache. Forward: weights and
-inputs are read, outputs written. Backward: the same inputs and weights are read with the gradients of the outputs, and
-gradients of weights and inputs are written. A step reads weights and gradients and writes weights.
 """
 
 from __future__ import annotations
@@ -41,8 +32,6 @@ if TYPE_CHECKING:
     import jax
 else:
     jax = Lazy("jax")
-
-FLOAT_BYTES = 4  # of a float32
 
 
 @runtime_checkable
@@ -109,7 +98,7 @@ def _named(layers: Sequence[Layer]) -> Iterator[str]:
             yield layer.name
 
 
-# --- operations and bytes
+# --- matrix products
 
 
 @dataclass(frozen=True)
@@ -123,6 +112,7 @@ class Product:
 
     @property
     def operations(self) -> int:
+        """2·positions·inputs·outputs."""
         return 2 * self.positions * self.inputs * self.outputs
 
     @property
@@ -131,7 +121,10 @@ class Product:
 
 
 def products(net: Net) -> list[Product]:
-    """Every matrix product of a network in training, first layer first."""
+    """Every matrix product of a network in training, first layer first.
+
+    A convolution before max-pooling is counted without the odd last row and column, as it is computed.
+    """
     return list(_products(net.layers, net.input_shape))
 
 
@@ -154,28 +147,3 @@ def _max_pooled(following: Sequence[Layer]) -> bool:
     """Whether max-pooling comes next, after an activation or at once."""
     after = following[1:] if following and isinstance(following[0], Activation) else following
     return bool(after) and isinstance(after[0], Pool) and after[0].kind == "max"
-
-
-def forward_operations(net: Net) -> int:
-    """Operations of the forward pass for one example."""
-    return sum(p.operations for p in products(net))
-
-
-def training_operations(net: Net) -> int:
-    """Operations of forward and backward pass for one example."""
-    first, *rest = products(net)
-    return 2 * first.operations + sum(3 * p.operations for p in rest)
-
-
-def forward_bytes(net: Net, batch: int) -> int:
-    """Bytes of the forward pass on a batch."""
-    return FLOAT_BYTES * sum(p.weights + batch * p.positions * (p.inputs + p.outputs) for p in products(net))
-
-
-def training_bytes(net: Net, batch: int) -> int:
-    """Bytes of forward pass, backward pass and step on a batch."""
-    found = products(net)
-    read = sum(p.weights + batch * p.positions * (p.inputs + p.outputs) for p in found)
-    written = sum(p.weights + batch * p.positions * p.inputs * (index > 0) for index, p in enumerate(found))
-    step = 3 * sum(p.weights for p in found)
-    return forward_bytes(net, batch) + FLOAT_BYTES * (read + written + step)

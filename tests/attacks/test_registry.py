@@ -9,7 +9,6 @@ import pytest
 
 from fedveil.attacks import registry
 from fedveil.attacks.adversaries import ADVERSARIES
-from fedveil.attacks.base import keys
 from fedveil.attacks.inference.base import InferenceAttack
 from fedveil.attacks.reconstruction.cpl import CPL
 from fedveil.attacks.reconstruction.matching import INITS, GradientMatching
@@ -17,7 +16,7 @@ from fedveil.attacks.registry import ATTACKS, attack_kind, checked, make_attack,
 from fedveil.config import load
 from fedveil.core import plugins
 from fedveil.core.errors import ConfigError
-from fedveil.core.plugins import schema
+from fedveil.core.plugins import keys, schema
 
 
 def test_defaults_follow_the_papers():

@@ -6,16 +6,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks import counts
 from benchmarks import roofline as bench
 from benchmarks import round as rounds
-from fedveil.models import net as counts
 from fedveil.models.catalog import build
+from fedveil.models.net import products
 
 
 def test_the_cnn_is_counted_as_by_hand():
     net = build("cnn", (28, 28, 1), 10)
     conv1, conv2, dense = 26 * 26 * 9 * 32, 10 * 10 * 288 * 64, 5 * 5 * 64 * 10
-    assert [(p.name, p.operations) for p in counts.products(net)] == [
+    assert [(p.name, p.operations) for p in products(net)] == [
         ("conv1", 2 * conv1),
         ("conv2", 2 * conv2),
         ("dense", 2 * dense),
@@ -51,7 +52,7 @@ def test_forward_passes_hold_every_product(model, shape):
         return net.apply(net.init(key), x, Context(linear=counting, merge=merged))
 
     jax.eval_shape(apply, jax.random.key(0), jnp.zeros((1, *shape)))
-    assert [(p.name, p.operations) for p in counts.products(net)] == seen
+    assert [(p.name, p.operations) for p in products(net)] == seen
 
 
 def test_the_fastest_size_is_taken(monkeypatch):

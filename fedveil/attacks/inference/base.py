@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from fedveil.attacks.adversaries import ADVERSARIES, Position
-from fedveil.attacks.base import ONCE, Attack, Execution, keys
+from fedveil.attacks.base import ONCE, Attack, Execution
 from fedveil.attacks.observation import (
     InversionObservation,
     MembershipObservation,
@@ -28,6 +28,7 @@ from fedveil.attacks.observation import (
     UpdateObservation,
 )
 from fedveil.core.errors import ConfigError, unknown_name
+from fedveil.core.plugins import keys
 
 Attacker = Annotated[int | None, Field(ge=0, description="the client that attacks, where the adversary is one (0)")]
 Victim = Annotated[int | None, Field(ge=0, description="the client that is attacked (1)")]
