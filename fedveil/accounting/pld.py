@@ -562,7 +562,9 @@ def _window(parts: Sequence[tuple[Tilted, int]]) -> tuple[int, int]:
     grid = parts[0][0].grid
     low = sum(times * part.first for part, times in parts)
     high = sum(times * (part.first + len(part.probs) - 1) for part, times in parts)
-    spread = math.sqrt(sum(times * _variance(part) for part, times in parts))
+    means = [_sum(part.losses, part.probs) for part, _ in parts]
+    each = zip(parts, means, strict=True)
+    spread = math.sqrt(sum(times * _sum((part.losses - mean) ** 2, part.probs) for (part, times), mean in each))
     if spread == 0.0:
         return low, high
     start = math.sqrt(-2.0 * math.log(OUTSIDE)) / spread  # the best shift for a Gaussian
@@ -580,12 +582,6 @@ def _reach(parts: Sequence[tuple[Tilted, int]], start: float) -> float:
         return (total - math.log(OUTSIDE)) / abs(shift)
 
     return bound(_descend(bound, 0))
-
-
-def _variance(part: Tilted) -> float:
-    losses = part.losses
-    mean = _sum(losses, part.probs)
-    return _sum((losses - mean) ** 2, part.probs)
 
 
 def _descend(bound: Callable[[float], float], at: int, gain: float = 0.0) -> float:

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil.models.layers import Array, Context, Conv, Dense, GroupNorm, Layer, Params, Residual, Shape
-from fedveil.models.net import Model, Net
+from fedveil.models.layers import Array, Context, Conv, Dense, GroupNorm, Layer, Params, Shape
+from fedveil.models.net import Model, Net, each_layer
 
 LABEL = 0  # of every canary
 OUTPUTS = 2
@@ -59,9 +59,8 @@ class Canaries(Dense):
         seen = x[:, layers, None] * direction
         logits = jnp.zeros((x.shape[0], OUTPUTS), x.dtype)
         for index, kind in enumerate(self.kinds):
-            own = params[
-                name := f"layer{index}"
-            ]  # by name: JAX sorts the keys of a tree, and layer10 comes before layer2
+            name = f"layer{index}"  # JAX sorts the keys of a tree, and layer10 comes before layer2
+            own = params[name]
             if kind.name == "conv":  # two positions that see the same
                 out = context.linear(name, own, jnp.stack([seen, seen], axis=1)).mean(axis=1)
             elif kind.name == "norm":
@@ -86,27 +85,21 @@ class Opaque:
         return self.net.apply(params, x)
 
 
-def kinds_of(like: Model, layers: int) -> tuple[Kind, ...]:
-    """The kinds of a model's layers; of a model that is not ours, dense layers with a bias."""
-    found = tuple(_kinds(like.layers)) if isinstance(like, Net) else ()
-    return found if len(found) == layers else (Kind("dense", True),) * layers
-
-
 def _kinds(layers: Sequence[Layer]) -> Iterator[Kind]:
-    for layer in layers:
-        if isinstance(layer, Residual):
-            yield from _kinds(layer.body)
-        elif isinstance(layer, Conv):
-            yield Kind("conv", layer.bias)
+    for layer in each_layer(layers):
+        if isinstance(layer, Conv | Dense):
+            yield Kind("conv" if isinstance(layer, Conv) else "dense", layer.bias)
         elif isinstance(layer, GroupNorm):
             yield Kind("norm", True)
-        elif isinstance(layer, Dense):
-            yield Kind("dense", layer.bias)
 
 
 def canary_model(like: Model, layers: int, width: int) -> tuple[Model, tuple[Kind, ...]]:
-    """A model of `width` orthogonal directions with the layers of the real one, clipped the way the real one is."""
-    kinds = kinds_of(like, layers)
+    """A model of `width` orthogonal directions with the layers of the real one, clipped the way the real one is.
+
+    A model that is not ours counts as dense layers with a bias.
+    """
+    found = tuple(_kinds(like.layers)) if isinstance(like, Net) else ()
+    kinds = found if len(found) == layers else (Kind("dense", True),) * layers
     net = Net((Canaries("canary", OUTPUTS, False, kinds, width),), (layers + 1 + width,))
     fused = isinstance(like, Net) and like.clips_in_one_pass
     return (net if fused else Opaque(net)), kinds

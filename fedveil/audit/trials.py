@@ -125,7 +125,9 @@ def trial(task: Task, attacked: Attacked, clients: int, norm: float) -> Trial:
 
 def sample(played: Trial, trials: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """[trials] scores without and with the canary, no key used twice."""
-    width = _at_once(played, trials)
+    # Trials computed in one call: what keeps their arrays within some 100 MB.
+    values = 4 * played.task.setting.layers * played.clients * max(2, played.task.setting.batch)
+    width = max(1, min(trials, 20_000, 5_000_000 // values))
     program = jax.jit(played.scores, static_argnums=1)
     found = []
     for present in (False, True):
@@ -136,10 +138,3 @@ def sample(played: Trial, trials: int, seed: int) -> tuple[np.ndarray, np.ndarra
             made.append(np.asarray(program(roots, present), np.float64))
         found.append(np.concatenate(made)[:trials])
     return found[0], found[1]
-
-
-def _at_once(played: Trial, trials: int) -> int:
-    """Trials computed in one call: what keeps their arrays within some 100 MB."""
-    batch = max(2, played.task.setting.batch)
-    values = 4 * played.task.setting.layers * played.clients * batch
-    return max(1, min(trials, 20_000, 5_000_000 // values))

@@ -122,14 +122,11 @@ def _print(document: dict[str, Any], split: str) -> None:
     rows = []
     for run in document["runs"]:
         rebuilt = [run["seats"][tap]["success_rate"] for tap in TAPS]
-        rows.append((run["label"], run["accuracy"], *(_percent(value) for value in rebuilt), _epsilons(run["seats"])))
+        shares = ("not attacked" if value is None else f"{100 * value:.0f} %" for value in rebuilt)
+        rows.append((run["label"], run["accuracy"], *shares, _epsilons(run["seats"])))
     columns = ("defence", f"accuracy ({split})", "rebuilt at type 0", "type 1", "type 2", "certified ε")
     show.print_table("Fedveil demo", columns, rows)
     print(f"report: {document['report']}")
-
-
-def _percent(value: float | None) -> str:
-    return "not attacked" if value is None else f"{100 * value:.0f} %"
 
 
 def _epsilons(seats: dict[str, Any]) -> str:

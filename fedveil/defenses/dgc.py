@@ -5,21 +5,11 @@ a new value v (the mean gradient of a batch, or the update of a round):
 
     a = v + m;   send the n − ⌊θn⌋ entries of largest |a_j|;   m = the other entries of a
 
-So nothing is lost: all that was sent plus the memory is the sum of all values. A small entry waits until it has grown.
-One threshold holds for all layers, as in `prune`. Of the method this is the accumulation alone; momentum correction,
-local clipping and warm-up, which serve the speed of training, are left out.
+So nothing is lost: all that was sent plus the memory is the sum of all values. One threshold holds for all layers, as in
+`prune`. A client whose answer is lost or not finite keeps its old memory. docs/defenses/dgc.md says what is left out of the
+method and what each tap shows.
 
-| stage | what is sent in part | taps that see it |
-|---|---|---|
-| `batch` | the mean gradient of every local step | `batch`; `client` and `server` see sums over the steps |
-| `upload` | the update of the round | `server`; `client` sees all of it |
-
-Single examples are not sent, so there is nothing to remember at `example`. A client whose answer is lost or not finite
-keeps its old memory. `upload` needs `fedsgd`: a `fedavg` message is a model.
-
-It has no certificate and declares no privacy events. What a message shows also holds parts of earlier rounds, and its
-norm is not bounded by a clip that came before: noise sized by such a clip, added later at the server, does not cover
-it.
+It has no certificate: a message also holds parts of earlier rounds, and its norm is not bounded by a clip that came before.
 """
 
 from __future__ import annotations

@@ -3,22 +3,12 @@
 Of the n entries of a gradient only ⌈share·n⌉ are shared, the others are zero to everyone else: `largest` in magnitude
 over all layers, or `random`, every set of that size equally likely and drawn afresh each time. With a `law` the shared
 entries, and only they, carry noise of the given scale (the standard deviation of a Gaussian, the scale b of a Laplace
-law):
+distribution), in units of an example's gradient, of the mean gradient (stage `batch`) or of the update (`upload`):
 
     g'_j = g_j + ξ_j for j shared, 0 else
 
-| stage | what is shared in part | scale is in units of | taps that see it |
-|---|---|---|---|
-| `example` | every example's gradient | an example's gradient | `example`; the later ones see sums |
-| `batch` | the batch gradient of every step | the mean gradient | `batch`; `client`, `server` see sums over the steps |
-| `upload` | the update, once per round | the update | `server`; `client` sees all of it |
-
-Of the method this is the selection and the noise. There, a participant also fetches only a part of the model, and noise
-is spread over a private test of each entry against a threshold; neither is done here. `upload` needs `fedsgd`: a
-`fedavg` message is a model.
-
-It has no certificate and declares no privacy events, with noise neither: gradients are not bounded, and `largest` tells
-by its choice where they are large.
+docs/defenses/dssgd.md says what is left out of the method and what each tap shows. It has no certificate, with noise
+neither: gradients are not bounded, and `largest` tells by its choice where they are large.
 """
 
 from __future__ import annotations

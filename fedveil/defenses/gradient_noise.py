@@ -1,20 +1,13 @@
 """Gradient noise: zero-mean noise of a given size on the gradient (cpl, Table 8).
 
 Independent noise ξ on every coordinate, Gaussian with standard deviation `scale` or Laplace with scale b = `scale`
-(standard deviation √2·b), in gradient units; the table's G-10e-2 is `law = "gaussian"`, `scale = 0.01`.
-
-| stage | what is noised | on the mean of a batch of B | taps that see it noised |
-|---|---|---|---|
-| `example` | every example's gradient | scale/√B | `example` and all after it |
-| `batch` | the mean gradient of every local step | scale | `batch`, `client`, `server`, and what follows |
-| `upload` | the message, once per round | – | `server` and what follows; `client` sees it clean |
+(standard deviation √2·b), in gradient units; the table's G-10e-2 is `law = "gaussian"`, `scale = 0.01`. At stage `example`
+it is scale/√B on the mean of a batch of B. As in the paper, the noise also enters local training.
 
 Where no tap shows single examples, Gaussian noise on b of them is drawn once with √b times the standard deviation, which
-is the same distribution. A sum of Laplace draws is not a Laplace draw, so every example gets its own draw. As in the
-paper, the noise also enters local training.
+is the same distribution. A sum of Laplace draws is not a Laplace draw, so every example gets its own draw.
 
-It has no certificate and declares no privacy events: gradients are not clipped, so no scale is large against all of
-them. For noise with an account use `fed-cdp` or `fed-sdp`.
+It has no certificate: gradients are not clipped, so no scale is large against all of them.
 """
 
 from __future__ import annotations

@@ -1,20 +1,10 @@
 """Pruning: the share θ of smallest entries is dropped (cpl, Table 7; fed-cdp, Fig 5).
 
-Communication-efficient protocols do it to save traffic. All layers share one threshold: of the n entries of a gradient
-g exactly ⌊θn⌋ of smallest |g_j| become zero, the others pass unchanged (`sparse.py` says how ties are broken).
+All layers share one threshold: of the n entries of a gradient g exactly ⌊θn⌋ of smallest |g_j| become zero, the others pass
+unchanged (`sparse.py` says how ties are broken). At stage `example` every example's gradient has its own threshold; after
+Fed-CDP that prunes gradients which were clipped and noised, as in Fig 5. What is dropped is lost; `dgc` sends it later.
 
-| stage | what is pruned | taps that see it pruned |
-|---|---|---|
-| `example` | every example's gradient, each by its own threshold | `example`; the later ones see sums of pruned gradients |
-| `batch` | the batch gradient of every local step | `batch`; `client` and `server` see sums over the steps |
-| `upload` | the update, once per round | `server`; `client` sees all of it |
-
-What is dropped is lost; `dgc` sends it later. After Fed-CDP at stage `example` it prunes the gradients that were
-clipped and noised, which is the order in Fig 5. At `upload` it needs `fedsgd`: a `fedavg` message is a model, and a
-model with holes is not a sparse update.
-
-It has no certificate and declares no privacy events: the entries that stay are exact, and which ones stay tells of the
-data.
+It has no certificate: the entries that stay are exact, and which ones stay tells of the data.
 """
 
 from __future__ import annotations

@@ -2,16 +2,9 @@
 
 It fills in no stage; it fixes the number of local steps, L = M. With one step of plain SGD the update is −η times the
 mean gradient of one batch, which gradient matching inverts. With M steps it is a sum over M batches, each at another
-point:
+point: w(M) − w(0) = −η Σ_{m<M} ∇ℓ(w(m); batch m). Gradients of single steps are as they were.
 
-    w(M) − w(0) = −η Σ_{m<M} ∇ℓ(w(m); batch m)
-
-| tap | effect |
-|---|---|
-| `example`, `batch` | none: gradients of single steps are as they were |
-| `client`, `server` | the sum over M steps in place of one step |
-
-It has no certificate and declares no privacy events: the sum is exact, and an attacker may unroll the M steps.
+It has no certificate: the sum is exact, and an attacker may unroll the M steps.
 """
 
 from __future__ import annotations

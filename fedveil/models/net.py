@@ -70,7 +70,7 @@ class Net:
     @property
     def named(self) -> tuple[str, ...]:
         """The layers with parameters: the keys of the dict that `init` returns."""
-        return tuple(_named(self.layers))
+        return tuple(layer.name for layer in each_layer(self.layers) if layer.name)
 
     @property
     def random(self) -> bool:
@@ -80,22 +80,16 @@ class Net:
     @property
     def clips_in_one_pass(self) -> bool:
         """Whether every parameter goes through `linear` or `affine` exactly once, where a backward pass can clip it."""
-        return _all_known(self.layers)
+        return all(isinstance(layer, Dense | Conv | GroupNorm | Plain) for layer in each_layer(self.layers))
 
 
-def _all_known(layers: Sequence[Layer]) -> bool:
-    return all(
-        _all_known(layer.body) if isinstance(layer, Residual) else isinstance(layer, Dense | Conv | GroupNorm | Plain)
-        for layer in layers
-    )
-
-
-def _named(layers: Sequence[Layer]) -> Iterator[str]:
+def each_layer(layers: Sequence[Layer]) -> Iterator[Layer]:
+    """The layers in order, those inside a `Residual` in its place."""
     for layer in layers:
         if isinstance(layer, Residual):
-            yield from _named(layer.body)
-        elif layer.name:
-            yield layer.name
+            yield from each_layer(layer.body)
+        else:
+            yield layer
 
 
 # --- matrix products

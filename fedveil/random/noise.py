@@ -47,7 +47,7 @@ def gaussian(key: Array, like: Tree, std: Array | float) -> Tree:
     dtype = jax.tree.leaves(like)[0].dtype
     if is_secure(key):
         return _shaped(like, std * secure.gaussian(key, _count(like), dtype))
-    if not in_pairs(key, dtype):
+    if dtype != jnp.float32 or jax.random.key_impl(key) != "threefry2x32":
         return _shaped(like, std * jax.random.normal(key, (_count(like),), dtype))
     replaced = _sampler.get()
     return replaced(key, like, std) if replaced else _shaped(like, std * normal(key, _count(like)))
@@ -98,11 +98,6 @@ def _shaped(like: Tree, drawn: Array) -> Tree:
 
 
 # --- normal numbers in pairs
-
-
-def in_pairs(key: Array, dtype: Any) -> bool:
-    """Whether normal numbers of this type are drawn in pairs: in float32, with a Threefry key."""
-    return bool(dtype == jnp.float32) and jax.random.key_impl(key) == "threefry2x32"
 
 
 def normal(key: Array, count: int) -> Array:

@@ -21,7 +21,7 @@ from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.taps import ACCOUNTED_TAPS
 from fedveil.report.tables import finite
 
-SERVER_ONLY = ("train_loss", "update_norm")  # have no noise: see the assumptions of certified rows
+SERVER_ONLY = ("train_loss", "update_norm")  # of clients' data without noise: left out where anything is certified
 POINTS = 8  # how often on the way the account is computed
 
 
@@ -114,15 +114,9 @@ def _read(path: Path) -> Run:
     rounds = max(len(metrics), _checkpoint(path, problems))
     ledger, over = _accounts(path, info, rounds, problems)
     attacks, unread = read_all(path)
-    shown = _publishable(metrics, ledger)
-    return Run(path, "", config, toml, info, shown, rounds, ledger, over, attacks, [*problems, *unread])
-
-
-def _publishable(metrics: list[dict[str, Any]], ledger: Sequence[Row]) -> list[dict[str, Any]]:
-    """The metrics without those that were measured on clients' data without noise, where anything is certified."""
-    if not any(row.certified for row in ledger):
-        return metrics
-    return [{key: value for key, value in row.items() if key not in SERVER_ONLY} for row in metrics]
+    if any(row.certified for row in ledger):
+        metrics = [{key: value for key, value in row.items() if key not in SERVER_ONLY} for row in metrics]
+    return Run(path, "", config, toml, info, metrics, rounds, ledger, over, attacks, [*problems, *unread])
 
 
 def _info(path: Path, problems: list[str]) -> dict[str, Any]:

@@ -157,15 +157,11 @@ def advice(runs: Sequence[Run]) -> list[Point]:
         here = [(run, verdict(run, tap)) for run in runs]
         if all(one.word == LIMITED for _, one in here):
             continue
-        proved = [f"{run.label} has ε = {_smallest(one)}" for run, one in here if one.proofs]
+        least = [(run, min(one.proofs, key=lambda row: row.epsilon or 0.0)) for run, one in here if one.proofs]
+        proved = [f"{run.label} has ε = {number(row.epsilon, 3)} for {UNIT[row.unit]}" for run, row in least]
         said = f" Of these runs, {joined(proved)}." if proved and len(runs) > 1 else ""
         lines.append(Point(ADVERSARIES[tap].name, f": {ADVERSARIES[tap].closes}.{said}"))
     return lines
-
-
-def _smallest(one: Verdict) -> str:
-    row = min(one.proofs, key=lambda row: row.epsilon or 0.0)
-    return f"{number(row.epsilon, 3)} for {UNIT[row.unit]}"
 
 
 def calibrations(runs: Sequence[Run]) -> list[str]:

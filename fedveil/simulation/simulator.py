@@ -227,7 +227,7 @@ class Simulator:
     def _best_shape(self) -> microbatches.Shape | None:
         """The shape of micro-batches; None where whole batches cost no more, or a defence needs them."""
         poisson = self.sampling.batching == "poisson"
-        if not poisson or self.engine != "vectorised" or not client_part.in_microbatches(self.task):
+        if not poisson or self.settings.engine != "vectorised" or not client_part.in_microbatches(self.task):
             return None
         work = Workload(self.task.setting.local_steps, self.chunk, self.widths[0], extra_cost(self.task))
         return microbatches.best_shape(self.sampling, self.partition, work)
@@ -269,10 +269,6 @@ class Simulator:
         return self.settings.seed
 
     @property
-    def engine(self) -> str:
-        return self.settings.engine
-
-    @property
     def present(self) -> np.ndarray | None:
         return self.settings.present
 
@@ -311,7 +307,7 @@ class Simulator:
         """One round. `number` is `state.round` as a plain number, so that nothing waits for the device."""
         cohort = self.cohort(state, number)
         inputs = self.inputs(state, number)
-        if self.engine == "vectorised":
+        if self.settings.engine == "vectorised":
             state, counters = self._rounds.run(state, inputs, self.chunks(cohort, number), self.workers)
         else:
             state, counters = self._rounds.step(state, inputs, self._collect_reference(state, inputs, cohort))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from fedveil.attacks.base import Progress, silent
@@ -47,10 +47,6 @@ class Target:
         yield self.first
         for number in range(1, self.seeds):
             yield self.federation(number)
-
-    def with_data_of(self, federation: Federation) -> Target:
-        """The same target with the dataset loaded already."""
-        return replace(self, dataset=federation.dataset)
 
 
 def observed_rounds(target: Target) -> int:

@@ -83,7 +83,7 @@ def gather(target: Target, attacks: Sequence[InversionAttack], progress: Progres
     """Trains the federations one after the other and observes each from the position of every attack."""
     for number in range(target.seeds):
         federation = target.federation(number)
-        target = target.with_data_of(federation)
+        target = replace(target, dataset=federation.dataset)  # loaded once
         for attack in attacks:
             check(federation, attack)
         asked = target.config.attack.round

@@ -198,20 +198,15 @@ def figure4(
                 for index, attack in enumerate(_attacks(adversaries, way)):
                     scores = judge(cases, attack, index)[1]
                     lines[way, attack.adversary].append(scores)
+                    unseen = [s["ssim"] for one in scores for s in one if s["class"] not in attacker]
                     head = {**_head("4", here, seeds, way), "seat": attack.adversary, "tap": attack.position.tap}
-                    row = {**head, "differing": apart, "ssim_unseen": _unseen(scores, attacker)}
+                    row = {**head, "differing": apart, "ssim_unseen": float(np.mean(unseen)) if unseen else None}
                     rows.append({**row, **_figures(cases, scores)})
         for (way, adversary), points in lines.items():
             rows.append({**_head("4", here, seeds, way), "seat": adversary, "trend": trend(points)})
         for way in ways:
             rows.append({**_head("4", here, seeds, way), "controls": controls(cases, _attacks(adversaries, way)[0])})
     return rows + more_clients(rows)
-
-
-def _unseen(scores: Sequence[Scores], attacker: Sequence[int]) -> float | None:
-    """Mean SSIM of the classes that the attacker does not hold."""
-    values = [s["ssim"] for one in scores for s in one if s["class"] not in attacker]
-    return float(np.mean(values)) if values else None
 
 
 def trend(points: Sequence[Sequence[Scores]]) -> dict[str, Any]:

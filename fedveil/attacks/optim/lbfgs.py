@@ -112,18 +112,10 @@ class LBFGS:
 
 def empty(attacks: int, n: int, dtype: Any, slots: int = PAIRS) -> Pairs:
     """No pairs."""
-    slots += 1
-    rows, square, row = (attacks, slots, n), (attacks, slots, slots), (attacks, slots)
-    return Pairs(
-        s=jnp.zeros(rows, dtype),
-        y=jnp.zeros(rows, dtype),
-        inverse=jnp.zeros(square, dtype),
-        gram=jnp.zeros(square, dtype),
-        curvature=jnp.zeros(row, dtype),
-        valid=jnp.zeros(row, dtype),
-        slot=jnp.zeros(attacks, jnp.int32),
-        guess=jnp.ones(attacks, dtype),
-    )
+    shape = (attacks, slots + 1)
+    rows, square, row = (jnp.zeros((*shape, *more), dtype) for more in ((n,), (slots + 1,), ()))
+    slot, guess = jnp.zeros(attacks, jnp.int32), jnp.ones(attacks, dtype)
+    return Pairs(s=rows, y=rows, inverse=square, gram=square, curvature=row, valid=row, slot=slot, guess=guess)
 
 
 def forget(pairs: Pairs, which: Array) -> Pairs:

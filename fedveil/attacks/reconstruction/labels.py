@@ -52,9 +52,8 @@ def _logit_layer(observation: GradientObservation) -> str:
     for name, layer in reversed(observation.gradients.items()):
         if any(np.ndim(a) == 3 and observation.classes in np.shape(a)[1:] for a in layer.values()):
             return name
-    raise RunError(
-        "labels cannot be inferred: the model has no last layer [inputs, classes]; grant them (label = 'given')"
-    )
+    why = "the model has no last layer [inputs, classes]"
+    raise RunError(f"labels cannot be inferred: {why}; grant them (label = 'given')")
 
 
 def _features_are_positive(observation: GradientObservation) -> bool:
@@ -102,19 +101,14 @@ def _predictions(observation: GradientObservation, dummies: np.ndarray) -> tuple
         weights = next(a for a in slope(params[name]).values() if a.ndim == 2)
         return p.mean(axis=0), weights.sum()
 
-    if observation.own_params:
-        p, features = jax.vmap(one)(observation.params)
-    else:
-        p, features = jax.tree.map(lambda a: a[None], one(observation.params))
+    own = observation.own_params
+    p, features = jax.vmap(one)(observation.params) if own else jax.tree.map(lambda a: a[None], one(observation.params))
     return np.asarray(p, np.float64), np.asarray(features, np.float64)
 
 
 def _only_largest(counts: np.ndarray, classes: int) -> np.ndarray:
-    order = np.argsort(-counts, axis=1)
-    kept = np.full_like(counts, -np.inf)
-    rows = np.arange(len(counts))[:, None]
-    kept[rows, order[:, :classes]] = counts[rows, order[:, :classes]]
-    return kept
+    rank = np.argsort(np.argsort(-counts, axis=1), axis=1)  # 0 for the largest
+    return np.where(rank < classes, counts, -np.inf)
 
 
 def _greedy(counts: np.ndarray, examples: int) -> np.ndarray:
