@@ -280,10 +280,10 @@ def reproduction_page() -> str:
 
 def reproduction_pictures() -> dict[str, str]:
     """The figures of that page, and Fig 6(a) of attacks/inversion.md, by name in pictures/."""
+    from benchmarks.inversion_charts import chart6a
     from fedveil.recipes.cache import Cache
     from fedveil.recipes.catalog import recipes
     from fedveil.recipes.page import pictures
-    from fedveil.report.inversion_charts import chart6a
 
     rows = [json.loads(line) for line in (HERE / "data" / "2dp-fl-inversion.jsonl").read_text("utf-8").splitlines()]
     return {**pictures(recipes().values(), Cache(HERE / "data")), "2dp-fl-fig-6a.svg": chart6a(rows).svg()}

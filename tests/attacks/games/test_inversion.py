@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedveil.attacks.games import inversion, inversion_figures
+from benchmarks import inversion_figures
+from benchmarks.inversion_charts import chart4, chart6a, draw3
+from benchmarks.inversion_figures import Ground, figure3, figure4, figure6a, more_clients, trend
+from fedveil.attacks.games import inversion
 from fedveil.attacks.games.federations import Target
 from fedveil.attacks.games.inversion import gather, judge, play
-from fedveil.attacks.games.inversion_figures import Ground, figure3, figure4, figure6a, more_clients, trend
 from fedveil.attacks.games.inversion_score import Truth, score_classes, summary
 from fedveil.attacks.inference.inversion import CONFIDENCE, solve, stretched
 from fedveil.attacks.observation import InversionObservation, ModelObservation, TrainingTerms
@@ -21,7 +23,6 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.keys import Draws
 from fedveil.federation import prepare
 from fedveil.models.catalog import ModelConfig, build
-from fedveil.report.inversion_charts import chart4, chart6a, draw3
 
 ADVERSARIES = ("passive-local", "passive-global", "active")
 TERMS = TrainingTerms(2, 2, 1, 1, 0.1, "fedavg")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from fedveil.attacks.games.inversion_figures import ADVERSARIES, MODES, Pictures, Rows
+from benchmarks.inversion_figures import ADVERSARIES, MODES, Pictures, Rows
 from fedveil.data.pixels import to_bytes
 from fedveil.report.charts import Chart, Frame, Reference, Series, line_chart, quiet
 
