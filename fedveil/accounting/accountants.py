@@ -8,21 +8,9 @@ compose. Where a coin stays secret (`hidden`, `subset`), sampling amplifies.
 
 Three accountants are registered here: `pld` (privacy loss distributions, tight), `rdp` (Rényi divergences) and `paper` (the
 papers' own rule, never certified). `pld` and `rdp` bound ε from above. To add one, write a class with the three members of
-`Accountant` and register an instance:
-
-    import fedveil
-
-    class Doubled:
-        name = "doubled"
-        certifies = False
-
-        def epsilon(self, rounds, delta):
-            ...
-
-    fedveil.register_accountant(Doubled())
-
-or name it in an entry point of the group `fedveil.accountants`. Modules that need numpy, scipy or `dp_accounting` are
-imported on first use: `fedveil --help` does not wait for them.
+`Accountant` and register an instance by `fedveil.register_accountant`, or name it in an entry point of the group
+`fedveil.accountants`; CONTRIBUTING.md has an example. Modules that need numpy, scipy or `dp_accounting` are imported on
+first use: `fedveil --help` does not wait for them.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import numpy as np
 from fedveil.audit.canary import FEW_BIAS, Canary, projections
 from fedveil.audit.measure import worst_cohort
 from fedveil.audit.path import EMPTY, CanaryPath, Leaves, Scene, subtract
+from fedveil.core.keys import generator
 
 MOST_LAYERS = 8  # scored apart, evenly spread where there are more
 _COINS = 0x617564  # keeps the coins apart from everything else that is drawn from a seed
@@ -44,7 +45,7 @@ class Run:
     steps: int
 
     def scores(self, canaries: int, seed: int) -> list[Score]:
-        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, _COINS])))
+        rng = generator(seed, _COINS)
         every, coins = self._pass(canaries, seed, rng, first_only=False)
         found = list(self._of_all(every, coins))
         if every.shape[2] > 1 or every.shape[3] > 1:

@@ -119,6 +119,11 @@ class Draws:
         return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
+def generator(*numbers: int) -> np.random.Generator:
+    """A numpy generator that these numbers key, for what belongs to no run: cuts of a dataset, an attack's own draws."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(numbers)))
+
+
 def host(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
     """A numpy generator for this purpose at (round, client, ...), by a seed."""
     named = [seed, PURPOSES[purpose], *numbers]

@@ -9,10 +9,12 @@ the dataset and not to a run.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from fedveil.core.errors import ConfigError, DataError, unknown_name
+from fedveil.core.keys import generator
 
 MOST_CLASSES = 100_000  # a larger label is probably an id or a time, and a model of that width would fill the memory
 
@@ -153,19 +155,8 @@ def split_dataset(raw: Raw, split: str = "fed-cdp", public: float = 0.0) -> Data
             drawn, test = _draw(test, public)
         else:
             drawn, held_out = _draw(held_out, public)
-    return Dataset(
-        name=raw.name,
-        train=train,
-        held_out=held_out,
-        held_out_name=held_out_name,
-        classes=raw.classes,
-        test=test,
-        public=drawn,
-        groups=raw.groups,
-        feature_names=raw.feature_names,
-        class_names=raw.class_names,
-        note=raw.note,
-    )
+    names: dict[str, Any] = {key: getattr(raw, key) for key in ("groups", "feature_names", "class_names", "note")}
+    return Dataset(raw.name, train, held_out, held_out_name, raw.classes, test, drawn, **names)
 
 
 def _cut(raw: Raw, split: str) -> tuple[Part, Part, str, Part | None]:
@@ -204,8 +195,3 @@ def _draw(part: Part, share: float) -> tuple[Part, Part]:
 
 def _range(part: Part, first: int, last: int) -> Part:
     return Part(part.x[first:last], part.y[first:last])
-
-
-def generator(seed: int) -> np.random.Generator:
-    """The random generator of a fixed cut."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed])))

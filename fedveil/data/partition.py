@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedveil.core.errors import ConfigError, unknown_name
+from fedveil.core.keys import generator
 
 _LABEL_SETS = 0x736574  # the purpose of draws for label sets; partitions use their index in the table
 
@@ -149,7 +150,7 @@ def _generator(seed: int, purpose: int) -> np.random.Generator:
     """A separate generator for each purpose, so that no draw depends on other draws."""
     if seed < 0:
         raise ConfigError("train.seed", seed, "takes a whole number from 0")
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, 0x70617274, purpose])))
+    return generator(seed, 0x70617274, purpose)
 
 
 def _check(request: Request, keys: tuple[str, ...]) -> None:

@@ -237,8 +237,9 @@ class Defense:
         raise NotImplementedError
 
     def fills(self, stage: str) -> bool:
-        """Whether this defence changes the stage; placements may switch a stage off."""
-        return getattr(type(self), stage) is not getattr(Defense, stage)
+        """Whether this defence changes the stage: one that it defines; with a key `stage`, that one alone."""
+        chosen = getattr(self, "stage", stage) == stage
+        return chosen and getattr(type(self), stage) is not getattr(Defense, stage)
 
 
 def filters(defenses: Sequence[Defense], stage: str) -> list[Callable[..., Any]]:

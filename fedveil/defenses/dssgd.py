@@ -37,9 +37,6 @@ class DSSGD(Defense):
     name: ClassVar[str] = "dssgd"
     summary: ClassVar[str] = "shares a fraction of the coordinates, largest or random, with or without noise"
 
-    def fills(self, stage: str) -> bool:
-        return stage == self.stage
-
     def silenced(self) -> DSSGD:
         return replace(self, law="none", scale=0.0)
 

@@ -32,9 +32,6 @@ class GradientNoise(Defense):
     name: ClassVar[str] = "gradient-noise"
     summary: ClassVar[str] = "Gaussian or Laplace noise on gradients that are not clipped (cpl, Table 8)"
 
-    def fills(self, stage: str) -> bool:
-        return stage == self.stage
-
     def effect(self, stage: str) -> Effect:
         return Effect.POST_PROCESSING
 

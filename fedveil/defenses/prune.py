@@ -30,9 +30,6 @@ class Prune(Defense):
     name: ClassVar[str] = "prune"
     summary: ClassVar[str] = "drops the share of smallest entries, one threshold over all layers (cpl, Table 7)"
 
-    def fills(self, stage: str) -> bool:
-        return stage == self.stage
-
     def effect(self, stage: str) -> Effect:
         return Effect.CONTRACTION
 

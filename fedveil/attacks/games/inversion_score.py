@@ -18,6 +18,7 @@ from fedveil.attacks.inference.inversion import stretched
 from fedveil.attacks.inference.roc import mean_interval
 from fedveil.attacks.score import ssim
 from fedveil.attacks.taps import examples_as_seen
+from fedveil.core.keys import generator
 
 if TYPE_CHECKING:
     from fedveil.federation import Federation
@@ -49,8 +50,7 @@ def truth_of(federation: Federation, victim: int) -> Truth:
 
 def noise_pictures(seed: int, shape: tuple[int, ...]) -> np.ndarray:
     """Pictures of noise, uniform in [0, 1)."""
-    sequence = np.random.SeedSequence([seed, 0x696E76])
-    return np.random.Generator(np.random.Philox(sequence)).random(shape)
+    return generator(seed, 0x696E76).random(shape)
 
 
 def score_classes(found: np.ndarray, answers: np.ndarray, classes: Sequence[int], truth: Truth) -> Scores:

@@ -29,6 +29,7 @@ from fedveil.attacks.inference import roc
 from fedveil.attacks.inference.base import MembershipAttack
 from fedveil.attacks.observation import MembershipObservation
 from fedveil.core.errors import ConfigError
+from fedveil.core.keys import generator
 from fedveil.data.dataset import Part
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 POPULATION = 2000  # the most held-out records to compare with
 LEVEL = 0.95  # of all bounds together
+PURPOSE = 0x6D656D62  # keeps the coins apart from all else that follows a seed
 
 
 @dataclass(frozen=True)
@@ -124,12 +126,12 @@ def asked_rows(federation: Federation, attack: MembershipAttack) -> np.ndarray:
     if len(held) < 2:
         raise ConfigError("attack.victim", where.victim, "holds one record alone: there is nothing to compare")
     seed = federation.config.train.seed
-    return np.sort(_generator(seed, 0).choice(held, min(attack.records, len(held)), replace=False))
+    return np.sort(generator(seed, PURPOSE, 0).choice(held, min(attack.records, len(held)), replace=False))
 
 
 def fair_coins(seed: int, federations: int, records: int) -> np.ndarray:
     """[federations, records] bool: independent fair coins, keyed by the federation."""
-    made = [_generator(seed, 1, number).random(records) < 0.5 for number in range(federations)]
+    made = [generator(seed, PURPOSE, 1, number).random(records) < 0.5 for number in range(federations)]
     if any(m.all() or not m.any() for m in made):
         takes = "all coins fell alike: ask about more records, or take another train.seed"
         raise ConfigError("attack.records", records, takes)
@@ -138,13 +140,9 @@ def fair_coins(seed: int, federations: int, records: int) -> np.ndarray:
 
 def shadow_choices(seed: int, count: int, records: int) -> np.ndarray:
     """[shadows, records] bool: every second shadow has exactly the records that the one before lacks."""
-    drawn = [_generator(seed, 2, number // 2).random(records) < 0.5 for number in range(count)]
+    drawn = [generator(seed, PURPOSE, 2, number // 2).random(records) < 0.5 for number in range(count)]
     made = [~coins if number % 2 else coins for number, coins in enumerate(drawn)]
     return np.stack(made) if made else np.zeros((0, records), bool)
-
-
-def _generator(seed: int, *purpose: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, 0x6D656D62, *purpose])))
 
 
 def _query(federation: Federation, models: Any, part: Part) -> np.ndarray:

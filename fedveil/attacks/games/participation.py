@@ -27,6 +27,7 @@ from fedveil.attacks.inference import roc
 from fedveil.attacks.inference.base import ParticipationAttack, ParticipationScores
 from fedveil.attacks.observation import ParticipationObservation
 from fedveil.core.errors import ConfigError, RunError
+from fedveil.core.keys import generator
 from fedveil.federation import Federation
 
 FEWEST = 16  # candidates: with fewer, all coins may well fall alike
@@ -120,8 +121,7 @@ def train(federation: Federation, attack: ParticipationAttack, rounds: int, prog
 
 def coins(seed: int, clients: int) -> np.ndarray:
     """[clients] bool: the clients that are present, each by a fair coin."""
-    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, 0x74686572])))
-    return rng.random(clients) < 0.5
+    return generator(seed, 0x74686572).random(clients) < 0.5
 
 
 def _by_round(guesses: Sequence[ParticipationScores], truths: Sequence[Truth]) -> dict[str, Any]:

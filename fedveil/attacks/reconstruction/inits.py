@@ -14,6 +14,7 @@ import numpy as np
 from fedveil.attacks.observation import GradientObservation
 from fedveil.attacks.reconstruction.matching import GradientMatching
 from fedveil.core.errors import ConfigError
+from fedveil.core.keys import generator
 from fedveil.models.layers import Array, Shape
 
 START, LABELS, PICK = 1, 2, 3  # purposes of an attack's draws
@@ -116,7 +117,7 @@ def _borrowed(
         raise ConfigError("attack.init", name, takes)
     found = np.empty((len(keys), observation.examples, *observation.shape))
     for row, (identity, seed, restart) in enumerate(keys):
-        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, PICK, identity, restart])))
+        rng = generator(seed, PICK, identity, restart)
         for i in range(observation.examples):
             rows = np.arange(len(held.y)) if name == "optimal-any" else np.flatnonzero(held.y == labels[row, i])
             if len(rows) == 0:

@@ -25,45 +25,25 @@ _NUMBERS: dict[int, tuple[str, float, float, bool]] = {
     12: ("hours-per-week", 1, 99, False),
 }
 
-# Field -> (name, values of the codebook).
+_VALUES = {  # of the codebook
+    "workclass": "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked",
+    "education": "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th Masters "
+    "1st-4th 10th Doctorate 5th-6th Preschool",
+    "marital-status": "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent Married-AF-spouse",
+    "occupation": "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty Handlers-cleaners "
+    "Machine-op-inspct Adm-clerical Farming-fishing Transport-moving Priv-house-serv Protective-serv Armed-Forces",
+    "relationship": "Wife Own-child Husband Not-in-family Other-relative Unmarried",
+    "race": "White Asian-Pac-Islander Amer-Indian-Eskimo Other Black",
+    "sex": "Female Male",
+    "native-country": "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) India "
+    "Japan Greece South China Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam Mexico "
+    "Portugal Ireland France Dominican-Republic Laos Ecuador Taiwan Haiti Columbia Hungary Guatemala "
+    "Nicaragua Scotland Thailand Yugoslavia El-Salvador Trinadad&Tobago Peru Hong Holand-Netherlands",
+}
+# Field -> (name, values).
 _CATEGORIES: dict[int, tuple[str, tuple[str, ...]]] = {
     field: (name, tuple(values.split()))
-    for field, name, values in (
-        (
-            1,
-            "workclass",
-            "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked",
-        ),
-        (
-            3,
-            "education",
-            "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th Masters "
-            "1st-4th 10th Doctorate 5th-6th Preschool",
-        ),
-        (
-            5,
-            "marital-status",
-            "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent Married-AF-spouse",
-        ),
-        (
-            6,
-            "occupation",
-            "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty Handlers-cleaners "
-            "Machine-op-inspct Adm-clerical Farming-fishing Transport-moving Priv-house-serv Protective-serv "
-            "Armed-Forces",
-        ),
-        (7, "relationship", "Wife Own-child Husband Not-in-family Other-relative Unmarried"),
-        (8, "race", "White Asian-Pac-Islander Amer-Indian-Eskimo Other Black"),
-        (9, "sex", "Female Male"),
-        (
-            13,
-            "native-country",
-            "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) India "
-            "Japan Greece South China Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam Mexico "
-            "Portugal Ireland France Dominican-Republic Laos Ecuador Taiwan Haiti Columbia Hungary Guatemala "
-            "Nicaragua Scotland Thailand Yugoslavia El-Salvador Trinadad&Tobago Peru Hong Holand-Netherlands",
-        ),
-    )
+    for field, (name, values) in zip((1, 3, 5, 6, 7, 8, 9, 13), _VALUES.items(), strict=True)
 }
 
 _LABELS = {"<=50K": 0, ">50K": 1}
