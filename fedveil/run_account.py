@@ -6,10 +6,10 @@ A run folder is accounted by its transcript. A folder from before there were tra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import overload
+from typing import Self
 
 from fedveil.accounting import calibrate as search
 from fedveil.accounting import ledger, transcript
@@ -20,6 +20,7 @@ from fedveil.accounting.ledger import Row
 from fedveil.accounting.transcript import Transcript
 from fedveil.config import Defenses, Settings, from_settings, load
 from fedveil.core.errors import ConfigError, RunError, unknown_name
+from fedveil.core.system import Rows
 from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, UNITS
 from fedveil.federation import IN_MEMORY, Plan, plan
 from fedveil.runs import RunFolder
@@ -27,31 +28,19 @@ from fedveil.runs import RunFolder
 MOST_ROUNDS = 10_000_000
 
 
-@dataclass(frozen=True)
-class Ledger(Sequence[Row]):
+Parts = Sequence[tuple[Transcript, tuple[Row, ...]]]
+
+
+class Ledger(Rows[Row]):
     """The rows of an account, and the transcript that each group of them was made from."""
 
-    parts: tuple[tuple[Transcript, tuple[Row, ...]], ...]
-    curves: bool = False  # whether `as_dict` adds μ and the trade-off curve to certified rows
+    parts: Parts
+    curves: bool  # whether `as_dict` adds μ and the trade-off curve to certified rows
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self._rows)
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Row]: ...
-
-    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
-        return self._rows[index]
-
-    @property
-    def _rows(self) -> tuple[Row, ...]:
-        return tuple(row for _, rows in self.parts for row in rows)
+    def __new__(cls, parts: Parts, curves: bool = False) -> Self:
+        made = super().__new__(cls, [row for _, rows in parts for row in rows])
+        made.parts, made.curves = parts, curves
+        return made
 
     def as_dict(self) -> list[dict[str, object]]:
         """The JSON document of `fedveil ledger`: a list of rows."""

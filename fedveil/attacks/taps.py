@@ -121,10 +121,13 @@ def _as_gradients(tap: str, values: dict[str, Tree], lr: float, aggregation: str
         return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), values[tap][0])
     if tap == "batch":
         return values[tap][0]
-    update = values[tap]
-    if tap == "server" and aggregation == "fedavg":
-        update = jax.tree.map(np.subtract, update, values["broadcast"])
-    return from_update(update, lr, steps)
+    return from_update(update_at(tap, values, aggregation), lr, steps)
+
+
+def update_at(tap: str, values: dict[str, Tree], aggregation: str) -> Tree:
+    """The update that a client's message shows: under fedavg the server receives a whole model."""
+    whole = tap == "server" and aggregation == "fedavg"
+    return jax.tree.map(np.subtract, values[tap], values["broadcast"]) if whole else values[tap]
 
 
 def _order(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:

@@ -29,7 +29,16 @@ CHUNK = {"by_example": 64, "summed": 128}  # outputs before pooling whose produc
 POSITIONS = 64  # outputs of the first layer in a tile
 SPOTS = 2  # weight positions read at once there: with three a multiprocessor has no room for a fourth program
 LENGTH = 64  # entries of the long side of a thin product, in one program
-WARPS = {"pooled": 2, "by_example": 2, "summed": 4, "first_by_example": 4, "thin": 1}
+WARPS = {
+    "first_layer": 4,
+    "pooled": 2,
+    "by_example": 2,
+    "summed": 4,
+    "first_by_example": 4,
+    "thin": 1,
+    "pair_products": 8,
+}
+STAGES = {"pair_products": 2}  # else 1
 THREE_PASSES = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3  # almost as exact as float32
 ROWS, NUMBERS = 16, 256  # rows, and numbers of each vector, that a program of `pair_products` reads at a time
 Scale = Callable[[Array, Array], Array]  # (squared norm, bound) → factor
@@ -73,14 +82,8 @@ def first_layer(x: Array, g: Array, winner: Array, kernel: int) -> tuple[Array, 
         square_ref[0] = jnp.sum(square)
 
     results = (_array((batch, kernel, kernel, inputs, outputs), jnp.float32), _array((batch, 1), jnp.float32))
-    each, squares = pl.pallas_call(
-        body,
-        results,
-        grid=(batch,),
-        in_specs=[_one_of(a) for a in (x, g, winner)],
-        out_specs=tuple(_one_of(a) for a in results),
-        **_compiled(warps=4),
-    )(x, g, winner)
+    given = (x, g, winner)
+    each, squares = _call(first_layer, body, results, (batch,), [_one_of(a) for a in given])(*given)
     return each, squares[:, 0]
 
 
@@ -343,7 +346,9 @@ def _array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
 
 
 def _call(kernel: Any, body: Any, results: Any, grid: tuple[int, ...], given: list[Any], parts: Any = None) -> Any:
+    """A kernel of the function `kernel`: `given` and `parts` say which block of each array a program gets."""
     name = kernel.__name__
+    params = None if INTERPRET else triton.CompilerParams(num_warps=WARPS[name], num_stages=STAGES.get(name, 1))
     return pl.pallas_call(
         body,
         results,
@@ -351,7 +356,8 @@ def _call(kernel: Any, body: Any, results: Any, grid: tuple[int, ...], given: li
         in_specs=given,
         out_specs=jax.tree.map(_one_of, results) if parts is None else parts,
         name=name,
-        **_compiled(WARPS[name]),
+        interpret=INTERPRET,
+        compiler_params=params,
     )
 
 
@@ -364,12 +370,6 @@ def _one_of(a: Any) -> pl.BlockSpec:
 def _whole(a: Any) -> pl.BlockSpec:
     """All of an array, for every program."""
     return pl.BlockSpec(a.shape, lambda *_: (0,) * len(a.shape))
-
-
-def _compiled(warps: int, stages: int = 1) -> dict[str, Any]:
-    """How a kernel is compiled, as arguments of `pallas_call`."""
-    params = None if INTERPRET else triton.CompilerParams(num_warps=warps, num_stages=stages)
-    return {"interpret": INTERPRET, "compiler_params": params}
 
 
 # --- products of L-BFGS
@@ -401,11 +401,5 @@ def pair_products(rows: Array, first: Array, second: Array) -> Array:
             triton.store(out_ref.at[attack, slot, column], jnp.sum(total, axis=1), mask=slot < slots)
 
     result = _array((attacks, slots, 2), jnp.float32)
-    return pl.pallas_call(
-        body,
-        result,
-        grid=(attacks, pl.cdiv(slots, ROWS)),
-        in_specs=[_whole(a) for a in (rows, first, second)],
-        out_specs=_whole(result),
-        **_compiled(8, stages=2),
-    )(rows, first, second)
+    given, grid = (rows, first, second), (attacks, pl.cdiv(slots, ROWS))
+    return _call(pair_products, body, result, grid, [_whole(a) for a in given], _whole(result))(*given)

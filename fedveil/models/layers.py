@@ -58,6 +58,12 @@ class Context:
         """The patches of the first `rows` and `columns` of a convolution's outputs."""
         return self.patches(conv, x, rows, columns) if self.patches else conv.patches(x, rows, columns)
 
+    def probed(self, name: str, output: Array) -> Array:
+        """A layer's output, shown to the probe."""
+        if self.probe is not None:
+            self.probe(name, output)
+        return output
+
 
 class Layer(Protocol):
     """One step of a network; layers without parameters have an empty name."""
@@ -110,10 +116,7 @@ class Dense:
         return {self.name: _with_bias(w, self.units, self.bias)}
 
     def apply(self, params: Params, x: Array, context: Context) -> Array:
-        y = context.linear(self.name, params[self.name], x)
-        if context.probe is not None:
-            context.probe(self.name, y)
-        return y
+        return context.probed(self.name, context.linear(self.name, params[self.name], x))
 
 
 @dataclass(frozen=True)
@@ -162,10 +165,7 @@ class Conv:
         shape = self.out_shape(x.shape[1:])
         flat = {**own, "w": own["w"].reshape(-1, self.channels)}
         seen = context.patches_of(self, x, *shape[:2])
-        y = context.linear(self.name, flat, seen).reshape(x.shape[0], *shape)
-        if context.probe is not None:
-            context.probe(self.name, y)
-        return y
+        return context.probed(self.name, context.linear(self.name, flat, seen).reshape(x.shape[0], *shape))
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

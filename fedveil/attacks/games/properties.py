@@ -29,7 +29,7 @@ from fedveil.attacks.inference import property, replay, roc
 from fedveil.attacks.inference.base import PropertyAttack
 from fedveil.attacks.inference.property import Property
 from fedveil.attacks.observation import AuxiliaryData, ObservedUpdate, UpdateObservation
-from fedveil.attacks.taps import drawn_rows, examples_as_seen
+from fedveil.attacks.taps import drawn_rows, examples_as_seen, update_at
 from fedveil.core.errors import ConfigError
 from fedveil.federation import Federation
 from fedveil.models.layers import Params
@@ -179,9 +179,7 @@ def _sent(federation: Federation, state: ServerState, number: int, client: int, 
     simulator = federation.simulator
     values = simulator.observe(state, number, client, frozenset({tap, "broadcast"}))
     values = jax.tree.map(np.array, values)  # copied, because the buffers of a state are reused
-    whole = tap == "server" and simulator.task.setting.aggregation == "fedavg"
-    update = jax.tree.map(np.subtract, values[tap], values["broadcast"]) if whole else values[tap]
-    return values["broadcast"], update
+    return values["broadcast"], update_at(tap, values, simulator.task.setting.aggregation)
 
 
 def _rows(federation: Federation, number: int, client: int, occurrence: int = 0) -> np.ndarray:

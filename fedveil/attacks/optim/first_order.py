@@ -33,10 +33,9 @@ class FirstOrder:
     def forget(self, memory: Tree, which: Array) -> Tree:
         if not jax.tree.leaves(memory):
             return memory
-        attacks = which.shape[0]
-        size = max(a.shape[1] for a in jax.tree.leaves(memory) if a.ndim == 2)
-        dtype = next(a.dtype for a in jax.tree.leaves(memory) if a.ndim == 2)
-        return _choose(which, self.empty(attacks, size, dtype), memory)
+        wide = next(a for a in jax.tree.leaves(memory) if a.ndim == 2)
+        attacks, size = wide.shape
+        return _choose(which, self.empty(attacks, size, wide.dtype), memory)
 
     def rests(self, seen: Evaluation) -> Array:
         return jnp.abs(seen.slope).max(axis=1) == 0
@@ -44,8 +43,7 @@ class FirstOrder:
     def ended(self, slots: Slots, seen: Evaluation) -> Array:
         return jnp.zeros(seen.value.shape, bool)  # every step closes its iteration
 
-    def diverged(self, slots: Slots, seen: Evaluation) -> Array:
-        return jnp.zeros(seen.value.shape, bool)  # steps of a fixed length may climb for a while
+    diverged = ended  # never: steps of a fixed length may climb for a while
 
     def move(self, slots: Slots, seen: Evaluation, moving: Array) -> tuple[Array, Tree, Array, Array]:
         slope = jnp.sign(seen.slope) if self.signed else seen.slope

@@ -66,19 +66,20 @@ def solve(observation: GradientObservation, seeds: tuple[int, ...] = (0,)) -> Re
     dummies = np.asarray(jax.random.uniform(jax.random.key(0), (64, *observation.shape)))
     guessed = labels.infer(observation, dummies)
     distance = _distance(observation, found, guessed)
-    attacks, copies = len(observation), len(seeds)
+    attacks = len(observation)
     ending = np.where(np.isfinite(found).reshape(attacks, -1).all(axis=1), "converged", "failed")
+    every, none = np.tile(np.arange(attacks), len(seeds)), np.zeros(attacks * len(seeds), int)
     return Reconstruction(
-        attack=np.tile(np.arange(attacks), copies),
+        attack=every,
         seed=np.repeat(np.asarray(seeds), attacks),
-        inputs=np.tile(np.nan_to_num(found), (copies, *[1] * (found.ndim - 1))),
-        labels=np.tile(guessed, (copies, 1)),
-        objective=np.tile(distance, copies),
-        distance=np.tile(distance, copies),
-        iterations=np.zeros(attacks * copies, int),
-        evaluations=np.zeros(attacks * copies, int),
-        ending=np.tile(ending, copies),
-        trace=np.tile(distance[:, None], (copies, 1)),
+        inputs=np.nan_to_num(found)[every],
+        labels=guessed[every],
+        objective=distance[every],
+        distance=distance[every],
+        iterations=none,
+        evaluations=none,
+        ending=ending[every],
+        trace=distance[every, None],
         seconds=time.monotonic() - started,
         compile_seconds=0.0,
     )
