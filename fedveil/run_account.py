@@ -195,4 +195,4 @@ def _older(run: RunFolder, rounds: int | None) -> Transcript:
     made = plan(config).transcript(done if rounds is None else min(rounds, done))
     if not run.secret.exists():  # before there were secret draws, all draws followed `train.seed`
         made = replace(made, setting=replace(made.setting, secret_draws=False))
-    return transcript.with_dropped(made, dropped)
+    return replace(made, dropped=dropped)

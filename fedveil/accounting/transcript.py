@@ -102,11 +102,6 @@ def planned(defenses: Sequence[Defense], setting: Setting, rounds: int) -> Trans
     return start(defenses, setting).then(rounds)
 
 
-def with_dropped(plan: Transcript, dropped: int) -> Transcript:
-    """A plan in which messages were left out for not being finite."""
-    return replace(plan, dropped=dropped)
-
-
 def delta_of(defenses: Sequence[Defense]) -> float:
     """The δ of the first defence that has one."""
     return next((d.delta for d in defenses if d.delta is not None), DELTA)

@@ -37,19 +37,14 @@ class Setting:
     max_share: float = 0.0  # the largest share that one message can have in a round's mean; 0: max_weight/per_round
 
     def lr_at(self, round_: Any) -> Any:
-        """The learning rate of a round: a number, an array of rounds, or a round that is traced under jit."""
-        return learning_rate(self.lr, self.lr_end, self.rounds, round_)
+        """The rate, linear from `lr` to `lr_end`, in a round: a number, an array, or a round that is traced under jit."""
+        if self.lr_end is None or self.lr_end == self.lr or self.rounds <= 1:
+            return self.lr
+        share = round_ / (self.rounds - 1)
+        share = min(1.0, share) if isinstance(round_, int) else share.clip(max=1.0)
+        return self.lr + (self.lr_end - self.lr) * share
 
     @property
     def share(self) -> float:
         """The largest share of one client's message in the mean of a round."""
         return self.max_share or self.max_weight / self.per_round
-
-
-def learning_rate(lr: float, lr_end: float | None, rounds: int, round_: Any) -> Any:
-    """Linear from `lr` in the first round to `lr_end` in the last."""
-    if lr_end is None or lr_end == lr or rounds <= 1:
-        return lr
-    share = round_ / (rounds - 1)
-    share = min(1.0, share) if isinstance(round_, int) else share.clip(max=1.0)
-    return lr + (lr_end - lr) * share

@@ -33,7 +33,8 @@ def export(runs: Sequence[Run], folder: Path) -> list[Path]:
     for table in (_runs(runs), _certificates(runs), _attacks(runs), _metrics(runs)):
         if not table.rows:
             continue
-        texts = {".csv": table_csv(table.header, [[_exact(cell) for cell in row] for row in table.rows])}
+        exact = [["" if c is None else repr(c) if isinstance(c, float) else c for c in row] for row in table.rows]
+        texts = {".csv": table_csv(table.header, exact)}  # with all digits of a number
         if table.name != "metrics":
             texts[".tex"] = table_latex(table.header, table.rows)
         for ending, text in texts.items():
@@ -41,11 +42,6 @@ def export(runs: Sequence[Run], folder: Path) -> list[Path]:
             path.write_text(text, encoding="utf-8")
             made.append(path)
     return made
-
-
-def _exact(cell: object) -> object:
-    """All digits of a number; an empty text for None."""
-    return "" if cell is None else repr(cell) if isinstance(cell, float) else cell
 
 
 def _runs(runs: Sequence[Run]) -> Table:

@@ -412,7 +412,7 @@ def test_a_dropped_message_makes_the_divisor_depend_on_data() -> None:
     for sampling, held in (("fixed", False), ("poisson", True)):
         made = transcript.planned([FedSDP()], replace(setting, sampling=sampling), 5)
         assert ledger.certified(made, "release", "client", DELTA).epsilon is not None
-        broken = ledger.certified(transcript.with_dropped(made, 1), "release", "client", DELTA)
+        broken = ledger.certified(replace(made, dropped=1), "release", "client", DELTA)
         assert (broken.epsilon is not None) == held
         assert held or "depends on data" in broken.reason
 

@@ -109,7 +109,7 @@ def test_lost_clients_take_their_noise_with_them():
     assert certified(FULL, ONE_STEP, "release", "example").epsilon == pytest.approx(0.245, rel=0.03)
     share = certified(FULL, whole, "client", "example").epsilon
     assert certified(FULL, replace(whole, late=0.1), "release", "example").epsilon == share
-    broken = transcript.with_dropped(transcript.planned([FULL], whole, 400), 1)
+    broken = replace(transcript.planned([FULL], whole, 400), dropped=1)
     dropped = ledger.rows(broken, DELTA, accountants=("pld",), units=("example",))
     assert {r.epsilon for r in dropped if r.tap == "release" and r.adjacency == "add-remove"} == {share}
 

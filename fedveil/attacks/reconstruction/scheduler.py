@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -119,7 +119,8 @@ class Programs:
         with self._lock:
             if key not in self._made:
                 started = time.monotonic()
-                with _exactly():
+                # Products in full precision: accelerators round factors to about ten bits, too few to match gradients.
+                with jax.default_matmul_precision("highest") if jax.default_backend() != "cpu" else nullcontext():
                     lowered = jax.jit(function, donate_argnums=donate).lower(*args)
                     self._made[key] = lowered.compile(compiler_options=compilation.gpu_options())
                 self.seconds += time.monotonic() - started
@@ -172,11 +173,6 @@ class Programs:
         """The slots `rows` alone."""
 
         return self.call("pack", _take, (slots, job), rows)
-
-
-def _exactly() -> AbstractContextManager[Any]:
-    """Products in full precision: accelerators round factors to about ten bits, too few to match gradients."""
-    return nullcontext() if jax.default_backend() == "cpu" else jax.default_matmul_precision("highest")
 
 
 @lru_cache(maxsize=16)
