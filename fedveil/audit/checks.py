@@ -158,8 +158,9 @@ def _layer_pairs(noise: dict[Draw, Leaves]) -> Iterator[Pair]:
 
 def _correlated(measured: Measured, kind: str, pairs: Sequence[Pair]) -> Finding:
     distribution = measured.release.distribution
-    each = ((a, b, label) for label, a, b in pairs)
-    found = [(statistics.correlation_p_value(a, b, distribution), statistics.correlation(a, b), c) for a, b, c in each]
+    found = []
+    for label, a, b in pairs:
+        found.append((statistics.correlation_p_value(a, b, distribution), statistics.correlation(a, b), label))
     p_value, r, label = min(found)
     says = f"largest correlation of {kind}: {r:+.3g} ({label}; {len(pairs)} pairs)"
     scores: dict[str, float] = {}

@@ -119,7 +119,7 @@ def _heat(runs: Sequence[Run]) -> Figure | None:
     taps = [tap for tap in ("server", "client", "batch", "example") if tap in tried or tap in TYPES]
     found = [[verdict(run, tap).rebuilt for tap in taps] for run in runs]
     chart = heat_map(
-        [[None if best is None else rate(best.document) for best in row] for row in found],
+        [[None if one is None else rate(one.document) for one in row] for row in found],
         [run.label for run in runs],
         [TYPES.get(tap, tap) for tap in taps],
         Frame("Share of attacked examples that were rebuilt", "where the attacker observes", "defence", width=WIDE),

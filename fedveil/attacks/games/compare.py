@@ -144,9 +144,9 @@ def _classes(steps: np.ndarray, labels: np.ndarray, updates: np.ndarray) -> np.n
 def _row(name: str, found: Found) -> dict[str, Any]:
     made: dict[str, Any] = {"attack": name, "victims": len(found.ssim), "tap": "client", "round": 0}
     for key, values in (("ssim", found.ssim), ("mse", found.mse)):
-        low, high = roc.mean_interval(values) if len(values) > 1 else (-np.inf, np.inf)
-        span = [max(low, LEAST[key]), min(high, 1.0)] if len(values) > 1 else None
-        made |= {key: float(values.mean()), f"{key}_interval": span}
+        span = roc.mean_interval(values) if len(values) > 1 else None
+        clipped = None if span is None else [max(span[0], LEAST[key]), min(span[1], 1.0)]
+        made |= {key: float(values.mean()), f"{key}_interval": clipped}
     return {**made, "label_success_rate": float(found.label.mean()), "seconds": found.seconds}
 
 

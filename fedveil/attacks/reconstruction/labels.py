@@ -101,8 +101,10 @@ def _predictions(observation: GradientObservation, dummies: np.ndarray) -> tuple
         weights = next(a for a in slope(params[name]).values() if a.ndim == 2)
         return p.mean(axis=0), weights.sum()
 
-    own = observation.own_params
-    p, features = jax.vmap(one)(observation.params) if own else jax.tree.map(lambda a: a[None], one(observation.params))
+    if observation.own_params:
+        p, features = jax.vmap(one)(observation.params)
+    else:
+        p, features = jax.tree.map(lambda a: a[None], one(observation.params))
     return np.asarray(p, np.float64), np.asarray(features, np.float64)
 
 
