@@ -63,9 +63,8 @@ def scale(measured: Measured) -> Iterator[Finding]:
 def _scale(measured: Measured, number: int, draws: list[Leaves], units: list[Contribution], z: float) -> Finding:
     release, names = measured.release, list(draws[0])
     distribution = release.distribution
-    each, whole = (
-        (np.abs, np.asarray) if distribution == "laplace" else (np.square, np.sqrt)
-    )  # sums of these; their norm
+    laplace = distribution == "laplace"  # a norm is `whole` of the sum of `each` entry
+    each, whole = (np.abs, np.asarray) if laplace else (np.square, np.sqrt)
     total = np.array([sum(float(each(d[n]).sum()) for d in draws) for n in names])
     count = np.array([float(sum(d[n].size for d in draws)) for n in names])
     sizes = np.array([[float(whole(each(u.leaves[n]).sum())) * (1.0 - ROUNDING) for n in names] for u in units])
