@@ -79,6 +79,7 @@ class Scores:
             "rule": self.rule.says,
             "ssim": _mean(items.ssim),
             "mse": _mean(items.mse),
+            "rmse": _mean(np.sqrt(items.mse)),
             "psnr": _mean(psnr(items.mse)),
             "fields": _mean(items.fields),
             "distance": _mean(done.distance),

@@ -325,7 +325,8 @@ NOISE = (
 )
 RULE = (
     "the paper's rule reproduces with one step too many. It multiplies the sampling rates of clients and of batches, for "
-    "which there is no proof, and treats layerwise clipping as a bound of C on the whole gradient"
+    "which there is no proof, and treats layerwise clipping as a bound of C on the whole gradient. Its figures for a "
+    "client under Fed-CDP are those of one record: joint differential privacy keeps the unit"
 )
 LEAKS = (
     "the distance is a root mean square deviation in the paper's words and a mean square in its formula: both are shown "
@@ -389,6 +390,7 @@ RECIPES: tuple[Recipe, ...] = (
         (
             Measure("ledger.release/example/paper/moments/add-remove", "paper's rule, one record", 4),
             Measure("ledger.release/client/paper/moments/add-remove", "paper's rule, client", 4),
+            Measure("ledger.release/client/paper/joint/add-remove", "paper's claim, client by joint privacy", 4),
             Measure("ledger.release/example/pld/participation/zero-out", "certified, one record", 3),
             Measure("ledger.release/client/pld/participation/zero-out", "certified, client", 3),
         ),

@@ -83,6 +83,22 @@ def test_a_criterion_that_holds_before_the_first_step_is_no_belief():
     assert score(closed, x, y).summary()["believed_rate"] == 1.0 and until_belief(closed).tolist() == [0, 0]
 
 
+def test_quality_is_also_averaged_over_successes():
+    from fedveil.attacks.study import pooled
+
+    x, y = images(4), np.zeros((4, 1), int)
+    found = np.clip(x + 0.01, 0, 1)
+    found[3] = 1 - x[3]
+    document = pooled([score(made(found, y), x, y)])
+    assert document["success_rate"] == 0.75
+    assert document["mse_of_successes"] < 1.1e-4 < document["mse"]
+    assert document["rmse_of_successes"] == pytest.approx(0.01, rel=0.02)
+    assert document["rmse_of_successes"] < document["rmse"] < np.sqrt(document["mse"])
+    assert document["ssim_of_successes"] > 0.99 > document["ssim"]
+    nothing = pooled([score(made(1 - x, y), x, y)])
+    assert nothing["mse_of_successes"] is None and nothing["rmse_of_successes"] is None
+
+
 def test_order_does_not_matter_in_a_batch_and_labels_go_along():
     x, y = images(2, examples=3), np.array([[0, 1, 2], [3, 4, 5]])
     order = [2, 0, 1]

@@ -227,6 +227,10 @@ def test_table_vi_by_the_command(name, steps, fedveil_cli, tmp_path):
         assert claims["paper"]["epsilon"] == pytest.approx(paper, abs=1e-4)
         assert claims["pld"]["epsilon"] == pytest.approx(tight, rel=0.01)
         assert not any(r["certified"] for r in here)
+        condition = (
+            f"q < 1/(16σ) = 0.01042, which the paper requires, {'holds' if unit == 'example' else 'does not hold'}"
+        )
+        assert any(text.startswith(condition) for text in claims["paper"]["assumptions"])
     assert any(r["certified"] for r in rows)
 
 
