@@ -38,7 +38,7 @@ from fedveil.defenses.none import NoDefense
 from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS, ModelConfig
 
 SAMPLINGS = ("auto", "fixed", "poisson", "with-replacement")
-BATCHINGS = ("auto", "shuffle", "poisson", "without-replacement")
+BATCHINGS = ("auto", "shuffle", "poisson", "without-replacement", "with-replacement")
 OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
 SMALLEST_SCATTERED = 16  # pixels: smaller images have hardly any windows of four
 CHUNK_TAKES = "takes 'auto' or a whole number of clients, 1 or more"
@@ -117,7 +117,9 @@ class TrainConfig(Section):
     local_steps: int | None = Field(None, ge=1, le=1_000_000, description="local iterations, L (by dataset)")
     local_epochs: int | None = Field(None, ge=1, le=100_000, description="local epochs, instead of local_steps")
     batch: int | None = Field(None, ge=1, description="local batch size, B (by dataset)")
-    batching: str = Field("auto", description="how batches are drawn: shuffle, poisson, without-replacement")
+    batching: str = Field(
+        "auto", description="how batches are drawn: shuffle, poisson, without-replacement, with-replacement"
+    )
     lr: float | None = Field(None, ge=1e-12, le=1e6, description="local learning rate, η (by dataset)")
     lr_end: float | None = Field(
         None, ge=1e-12, le=1e6, description="learning rate of the last round, reached linearly"

@@ -283,9 +283,18 @@ class Placed:
     def multiplier_at(self, setting: Setting, round_: int, lr: float) -> float:
         return float(self.mechanism.multiplier_at(setting, round_, lr))
 
+    def why_none(self, setting: Setting) -> str:
+        """Why no certificate covers it under this setting; empty if one does."""
+        if self.reason or self.unit != "example" or setting.batching != "with-replacement":
+            return self.reason
+        return (
+            "batches are drawn with replacement: a record may be in a batch several times, and the clip bounds each of its "
+            "gradients, not their sum"
+        )
+
     def release(self, setting: Setting) -> Release:
         """What the ledger is told: z of every round, read off the mechanism."""
-        mechanism = self.mechanism
+        mechanism, reason = self.mechanism, self.why_none(setting)
         by_round = mechanism.multipliers(setting) if mechanism.varies else ()
         return Release(
             tap=self.tap,
@@ -298,8 +307,8 @@ class Placed:
             client_noise_sums=self.client_noise_sums,
             on_sum=self.on_sum,
             every_round=self.every_round,
-            certifiable=not self.reason,
-            reason=self.reason,
+            certifiable=not reason,
+            reason=reason,
             assumes=self.assumes,
             clip_stage=self.clip_stage,
             on_each=self.on_each,

@@ -437,6 +437,16 @@ def test_combinations_that_keep_a_guarantee():
     assert adam["release", "example"].epsilon == adam["client", "example"].epsilon
 
 
+def test_batches_with_replacement_end_the_certificates_of_records_only():
+    """A record may be in a batch several times; a client's clip on its update does not mind."""
+    where = setting(local_steps=2, rounds=5, copies=1, batching="with-replacement")
+    for defense in (FedCDP(), TwoDP(server_noise_mode="none")):
+        rows = rows_of(defense, where=where)
+        assert all(row.epsilon is None for row in rows.values())
+        assert "drawn with replacement: a record may be in a batch several times" in rows["release", "example"].reason
+    assert rows_of(FedSDP(), where=where)["release", "client"].certified
+
+
 def test_the_papers_claims_stand_beside_and_are_never_certified():
     where = setting(local_steps=2, rounds=5, lr=0.1)
     for defense, rules in [
