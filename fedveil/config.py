@@ -135,6 +135,9 @@ class TrainConfig(Section):
     late: float = Field(0.0, ge=0, lt=1, description="share of chosen clients whose answer counts one round later")
     secure_aggregation: bool = Field(False, description="the server sees sums only")
     budget: Budget | None = Field(None, description="{epsilon, delta, tap, unit}: stop before exceeding it")
+    stop: int | None = Field(
+        None, ge=1, description="evaluations in a row without a smaller loss that end the training (unset: never)"
+    )
     eval_every: int | None = Field(None, ge=1, description="rounds between evaluations (a twentieth of the rounds)")
     seed: int = Field(0, ge=0, le=2**32 - 1, description="seed of the partition and the initial model")
     noise_seed: int | None = Field(
@@ -484,6 +487,9 @@ def _resolve_train(config: Config) -> TrainConfig:
     if train.budget is not None and not private:
         takes = "needs a defence with a privacy account: without one no budget can be kept, so leave it out"
         raise ConfigError("train.budget", train.budget.model_dump(), takes)
+    if train.stop is not None and train.budget is not None:
+        takes = "ends the training by its results, a budget by its plan: leave one of the two out"
+        raise ConfigError("train.stop", train.stop, takes)
     rounds = train.rounds or info.rounds
     squeezed = next((d.fixed_local_steps for d in defenses if d.fixed_local_steps), None)
     if squeezed and train.local_epochs:

@@ -65,6 +65,7 @@ def rows(
     units: Sequence[str] = UNITS,
 ) -> list[Row]:
     """All rows of a transcript."""
+    transcript = transcript.charged
     delta = transcript.delta if delta is None else delta
     made = [
         row
@@ -84,6 +85,7 @@ def certified(transcript: Transcript, tap: str, unit: str, delta: float, adjacen
 
     Of the neighbouring relations the first with a number is taken, and of the accountants the one that finds the smallest.
     """
+    transcript = transcript.charged
     found: list[Row] = []
     for wanted in (adjacency,) if adjacency else ADJACENCIES:
         found = [
@@ -129,7 +131,7 @@ def curve(transcript: Transcript, row: Row, alphas: Sequence[float] = ALPHAS) ->
     """The curve behind a row of accountant `pld`; None where the row has no number."""
     if row.epsilon is None or row.delta is None or row.accountant != "pld":
         return None
-    before = CHAIN[: CHAIN.index(row.tap) + 1]
+    transcript, before = transcript.charged, CHAIN[: CHAIN.index(row.tap) + 1]
     found = [
         account
         for account in _every(transcript)
