@@ -39,7 +39,7 @@ from fedveil.defenses.none import NoDefense
 from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS, ModelConfig
 
 SAMPLINGS = ("auto", "fixed", "poisson", "with-replacement")
-BATCHINGS = ("auto", "shuffle", "poisson", "without-replacement")
+BATCHINGS = ("auto", "shuffle", "poisson", "without-replacement", "with-replacement")
 OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
 SMALLEST_SCATTERED = 16  # pixels: smaller images have hardly any windows of four
 CHUNK_TAKES = "takes 'auto' or a whole number of clients, 1 or more"
@@ -118,7 +118,9 @@ class TrainConfig(Section):
     local_steps: int | None = Field(None, ge=1, le=1_000_000, description="local iterations, L (by dataset)")
     local_epochs: int | None = Field(None, ge=1, le=100_000, description="local epochs, instead of local_steps")
     batch: int | None = Field(None, ge=1, description="local batch size, B (by dataset)")
-    batching: str = Field("auto", description="how batches are drawn: shuffle, poisson, without-replacement")
+    batching: str = Field(
+        "auto", description="how batches are drawn: shuffle, poisson, without-replacement, with-replacement"
+    )
     lr: float | None = Field(None, ge=1e-12, le=1e6, description="local learning rate, η (by dataset)")
     lr_end: float | None = Field(
         None, ge=1e-12, le=1e6, description="learning rate of the last round, reached linearly"
@@ -134,6 +136,9 @@ class TrainConfig(Section):
     late: float = Field(0.0, ge=0, lt=1, description="share of chosen clients whose answer counts one round later")
     secure_aggregation: bool = Field(False, description="the server sees sums only")
     budget: Budget | None = Field(None, description="{epsilon, delta, tap, unit}: stop before exceeding it")
+    stop: int | None = Field(
+        None, ge=1, description="evaluations in a row without a smaller loss that end the training (unset: never)"
+    )
     eval_every: int | None = Field(None, ge=1, description="rounds between evaluations (a twentieth of the rounds)")
     seed: int = Field(0, ge=0, le=2**32 - 1, description="seed of the partition and the initial model")
     noise_seed: int | None = Field(
@@ -468,6 +473,9 @@ def _resolve_train(config: Config) -> TrainConfig:
     if train.budget is not None and not private:
         takes = "needs a defence with a privacy account: without one no budget can be kept, so leave it out"
         raise ConfigError("train.budget", train.budget.model_dump(), takes)
+    if train.stop is not None and train.budget is not None:
+        takes = "ends the training by its results, a budget by its plan: leave one of the two out"
+        raise ConfigError("train.stop", train.stop, takes)
     rounds = train.rounds or info.rounds
     squeezed = next((d.fixed_local_steps for d in defenses if d.fixed_local_steps), None)
     if squeezed and train.local_epochs:

@@ -151,6 +151,7 @@ def make_setting(config: Config, partition: Partition, batches: BatchSampling, m
         lr_end=train.lr_end,
         max_share=_largest_share(weights, train.per_round, train.sampling),
         secret_draws=train.noise_seed is None,
+        may_stop=train.stop is not None,
     )
 
 

@@ -193,18 +193,24 @@ class _Training:
         self.started, self.compiled = time.monotonic(), self.simulator.compile_seconds
         scores = None
         with SoftStop() as stop:
-            while done < rounds:
+            while done < rounds and not self._converged():
                 state, report = self.simulator.round(state, done)
                 self._record(report)
                 self.waiting.append(report)
                 done += 1
                 scores = self.simulator.evaluate(state.params) if done % every == 0 or done == rounds else None
                 self._flush(scores)
-                self._checkpoint(state, done, final=done == rounds or stop.wanted)
+                self._checkpoint(state, done, final=done == rounds or stop.wanted or self._converged())
                 if stop.wanted and done < rounds:
                     raise self._stopped(done, rounds)
         accuracy, loss = scores or self.simulator.evaluate(state.params)
-        return self._finish(state, accuracy, loss, rounds)
+        return self._finish(state, accuracy, loss, done)
+
+    def _converged(self) -> bool:
+        """Whether the last `train.stop` evaluations brought no smaller loss (cpl, Section 2.1)."""
+        patience = self.federation.config.train.stop
+        losses = [float(row["loss"]) for row in self.history if "loss" in row]
+        return patience is not None and len(losses) > patience and min(losses[-patience:]) >= min(losses[:-patience])
 
     def _record(self, report: RoundReport) -> None:
         """Records what a round executed, before its result is used."""
@@ -295,6 +301,7 @@ class _Training:
 
     def _finish(self, state: ServerState, accuracy: float, loss: float, rounds: int) -> Result:
         seconds, compile_seconds = self._seconds()
+        ended = f"no smaller loss in {self.federation.config.train.stop} evaluations" if self._converged() else ""
         result = Result(
             accuracy=accuracy,
             split=self.federation.dataset.held_out_name,
@@ -306,7 +313,7 @@ class _Training:
             params=state.params,
             history=self.history,
             ledger=ledger.rows(self.recorder.transcript(), accountants=("paper", "pld")),
-            stopped=self.federation.stops,
+            stopped=ended or self.federation.stops,
         )
         if self.run is not None:
             with self.run.writing():

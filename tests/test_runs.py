@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import signal
@@ -17,11 +18,12 @@ import numpy as np
 import pytest
 
 from fedveil import runs
-from fedveil.config import load
+from fedveil.config import from_dict, load
 from fedveil.core.errors import ConfigError, Interrupted, RunError
 from fedveil.federation import prepare
+from fedveil.run_account import account
 from fedveil.runs import RunFolder, write_atomic
-from fedveil.training import train
+from fedveil.training import resume, train
 
 # Everything that travels from round to round is on: momentum at the server, late answers, lost clients.
 SETTINGS = [
@@ -425,3 +427,42 @@ def test_default_paths_do_not_collide(tmp_path, monkeypatch):
 def test_an_existing_run_is_never_overwritten(undisturbed):
     with pytest.raises(ConfigError, match="holds a run already"):
         RunFolder.create(undisturbed)
+
+
+# --- a training that ends by itself
+
+STILL = {
+    "data": {"clients": 4, "per_client": 20},
+    "model": {"name": "logistic"},
+    "train": {"rounds": 9, "per_round": 4, "local_steps": 1, "lr": 1e-12, "eval_every": 2, "stop": 1},
+}
+
+
+def test_a_training_ends_when_its_loss_falls_no_more_and_all_rounds_are_charged(tmp_path):
+    """With a learning rate of 1e-12 nothing changes: the evaluation after round 4 is no better than that after round 2."""
+    private = {**STILL, "defense": [{"name": "fed-cdp"}]}
+    ended = train(from_dict(private), out=tmp_path / "run")
+    assert ended.rounds == 4 and ended.stopped == "no smaller loss in 1 evaluations" and len(ended.history) == 4
+    again = resume(tmp_path / "run")
+    assert again.rounds == 4 and again.stopped == ended.stopped
+    planned = list(account({**private, "train": {**private["train"], "stop": None}}))
+    for rows in (ended.ledger, list(account(tmp_path / "run"))):
+        charged = {(r.tap, r.unit, r.rule, r.adjacency): r.epsilon for r in rows if r.accountant == "pld"}
+        whole = {(r.tap, r.unit, r.rule, r.adjacency): r.epsilon for r in planned if r.accountant == "pld"}
+        assert charged == whole and any(epsilon for epsilon in whole.values())
+
+
+def test_a_training_whose_loss_falls_goes_on():
+    data = {**STILL["data"], "partition": "iid"}
+    falling = {**STILL, "data": data, "train": {**STILL["train"], "lr": 0.2, "batch": 20, "noise_seed": 0}}
+    ended = train(from_dict(falling))
+    assert ended.rounds == 9 and not ended.stopped
+    losses = [row["loss"] for row in ended.history if "loss" in row]
+    assert all(later < earlier for earlier, later in itertools.pairwise(losses))
+
+
+def test_an_end_by_results_and_one_by_budget_exclude_each_other():
+    budget = {"epsilon": 5.0, "delta": 1e-5}
+    both = {**STILL, "train": {**STILL["train"], "budget": budget}, "defense": [{"name": "fed-cdp"}]}
+    with pytest.raises(ConfigError, match=r"train\.stop.*leave one of the two out"):
+        prepare(from_dict(both))

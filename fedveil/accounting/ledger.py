@@ -63,6 +63,7 @@ def rows(
     units: Sequence[str] = UNITS,
 ) -> list[Row]:
     """All rows of a transcript."""
+    transcript = transcript.charged
     delta = transcript.delta if delta is None else delta
     computed = [accountant for accountant in accountants if accountant != "paper"]
     made = [row for accountant in computed for row in _composed(transcript, delta, accountant, units)]
@@ -78,6 +79,7 @@ def certified(transcript: Transcript, tap: str, unit: str, delta: float, adjacen
 
     Of the neighbouring relations the first with a number is taken, and of the accountants the one that finds the smallest.
     """
+    transcript = transcript.charged
     found: list[Row] = []
     for wanted in (adjacency,) if adjacency else ADJACENCIES:
         every = (_composed(transcript, delta, one, (unit,), (wanted,), tap) for one in _accountants(transcript))
@@ -116,7 +118,7 @@ def curve(transcript: Transcript, row: Row, alphas: Sequence[float] = ALPHAS) ->
     """The curve behind a row of accountant `pld`; None where the row has no number."""
     if row.epsilon is None or row.delta is None or row.accountant != "pld":
         return None
-    before = CHAIN[: CHAIN.index(row.tap) + 1]
+    transcript, before = transcript.charged, CHAIN[: CHAIN.index(row.tap) + 1]
     alike = [one for one in _every(transcript) if (one.unit, one.adjacency) == (row.unit, row.adjacency)]
     found = (one for one in alike if one.tap in before and one.epsilon(row.delta, "pld") == row.epsilon)
     behind = next(found, None)

@@ -81,6 +81,15 @@ class Transcript:
         done = self.rounds
         return replace(self, groups=_joined(self.groups, _plan(self.releases, done, done + rounds)))
 
+    @property
+    def charged(self) -> Transcript:
+        """What the account counts: with `train.stop` all planned rounds, since the end depends on the results.
+
+        The rounds that were made are post-processing of the whole plan, so its ε holds; a smaller one would not.
+        """
+        left = self.setting.rounds - self.rounds
+        return self.then(left) if self.setting.may_stop and left > 0 else self
+
     def plus(self, entry: Executed) -> Transcript:
         """This transcript, followed by one executed round."""
         return replace(self, groups=_joined(self.groups, [(entry.multipliers, 1)]))

@@ -293,13 +293,15 @@ def _on_gradients(
     from fedveil.attacks.pictures import write_grid
 
     attack = _check_gradients(config, chosen)
+    rate = config.train.lr  # None if unset: the default of the dataset is nobody's rate here
     config = resolve(config, trainable=False)
     info, folder = DATASETS[config.data.name], files.pictures or Path("reconstructed")
     network = model if model is not None else build_model(config, info.shape, info.classes)
-    params, gradients = read_gradients(path, network)
+    steps, batch = config.train.local_steps or 1, config.train.batch or 1
+    params, gradients = read_gradients(path, network, rate, steps)
+    known = {"examples": batch, "lr": rate, "local_steps": steps}
     span = (0.0, 1.0) if info.kind == "image" else None
-    batch = config.train.batch or 1
-    seen = of_gradients(network, params, gradients, info.shape, info.classes, examples=batch, span=span)
+    seen = of_gradients(network, params, gradients, info.shape, info.classes, span=span, **known)
     seeds = tuple(range(config.attack.seeds))
     found = attack.run(seen, Execution(seeds, config.speed.precision, progress))
     folder.mkdir(parents=True, exist_ok=True)

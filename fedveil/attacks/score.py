@@ -2,7 +2,8 @@
 
 There are two criteria. Whether an attack *succeeded* is decided here, on the content, by a stated rule. Whether the
 attacker *believes* that it did is decided by the gradient distance it reached, which is the paper's criterion; that one
-also gives the iteration counts.
+also gives the iteration counts. A distance that is below the threshold before the first step is no evidence: where
+gradients vanish, every input has it. Such an attack counts as one that never met the criterion.
 
 The order of several examples behind one gradient is lost, so the recovered examples are assigned to the true ones such that
 the mean square error is least; labels go with their inputs.
@@ -41,7 +42,7 @@ class Items:
     mse: np.ndarray
     ssim: np.ndarray  # NaN where examples are not images
     label: np.ndarray  # whether the label is right
-    distance: np.ndarray  # squared gradient distance of the attack
+    believed: np.ndarray  # whether the attack met cpl's criterion on its way
     fields: np.ndarray  # share of one-hot groups recovered, NaN where there are none
 
 
@@ -50,7 +51,7 @@ RULES: dict[str, Rule] = {
     for rule in (
         Rule("ssim", "SSIM of at least 0.9", lambda items: items.ssim >= 0.9),
         Rule("mse", "mean square error of at most 1e-3", lambda items: items.mse <= 1e-3),
-        Rule("distance", "squared gradient distance below 1e-4 (cpl's own)", lambda items: items.distance < BELIEF),
+        Rule("distance", "squared gradient distance below 1e-4 (cpl's own)", lambda items: items.believed),
     )
 }
 
@@ -76,10 +77,11 @@ class Scores:
             "success_rate": float(self.success.mean()),
             "interval": [low, high],
             "label_success_rate": float(items.label.mean()),
-            "believed_rate": float((done.distance < BELIEF).mean()),
+            "believed_rate": float(believed(done).mean()),
             "rule": self.rule.says,
             "ssim": _mean(items.ssim),
             "mse": _mean(items.mse),
+            "rmse": _mean(np.sqrt(items.mse)),
             "psnr": _mean(psnr(items.mse)),
             "fields": _mean(items.fields),
             "distance": _mean(done.distance),
@@ -123,7 +125,7 @@ def score(
         mse=np.square(found - x).reshape(*y.shape, -1).mean(axis=2),
         ssim=_each(ssim, found, x) if images else blank,
         label=guessed == y,
-        distance=np.repeat(reconstruction.distance[:, None], examples, axis=1),
+        believed=np.repeat(believed(reconstruction)[:, None], examples, axis=1),
         fields=_each(lambda a, b: _fields(a, b, groups), found, x) if groups else blank,
     )
     return Scores(RULES[name], items, RULES[name].holds(items), until_belief(reconstruction), reconstruction)
@@ -141,10 +143,20 @@ def assigned(found: np.ndarray, labels: np.ndarray, truth: np.ndarray) -> tuple[
     return ordered, ordered_labels
 
 
+def believed(reconstruction: Reconstruction) -> np.ndarray:
+    """Whether each attack [attacks] came below cpl's threshold on the gradient distance; not where it began below."""
+    return (reconstruction.distance < BELIEF) & ~_met_at_start(reconstruction)
+
+
 def until_belief(reconstruction: Reconstruction) -> np.ndarray:
     """Iterations [attacks] until the squared gradient distance was first below cpl's threshold; else all iterations."""
-    below = reconstruction.trace < BELIEF
+    below = (reconstruction.trace < BELIEF) & ~_met_at_start(reconstruction)[:, None]
     return np.where(below.any(axis=1), below.argmax(axis=1), reconstruction.iterations)
+
+
+def _met_at_start(reconstruction: Reconstruction) -> np.ndarray:
+    """Whether the start itself was below the threshold; a solution in closed form, without evaluations, has no start."""
+    return (reconstruction.trace[:, 0] < BELIEF) & (reconstruction.evaluations > 0)
 
 
 def ssim(found: np.ndarray, real: np.ndarray) -> float:

@@ -165,8 +165,13 @@ def pooled(scores: list[Scores]) -> dict[str, Any]:
     """One summary of several groups: rates over all examples, sums of counts and seconds."""
     parts = [one.summary() for one in scores]
     successes = np.concatenate([one.items.ssim[one.success] for one in scores])
-    mean = float(successes.mean()) if len(successes) and np.isfinite(successes).all() else None
-    extra = {"ssim_of_successes": mean, "published_rule": f"squared gradient distance below {BELIEF:g}"}
+    errors = np.concatenate([one.items.mse[one.success] for one in scores])
+    extra = {
+        "ssim_of_successes": float(successes.mean()) if len(successes) and np.isfinite(successes).all() else None,
+        "mse_of_successes": float(errors.mean()) if len(errors) else None,
+        "rmse_of_successes": float(np.sqrt(errors).mean()) if len(errors) else None,
+        "published_rule": f"squared gradient distance below {BELIEF:g}",
+    }
     if len(parts) == 1:
         return {**parts[0], **extra}
     weights = np.array([one.success.size for one in scores], float)

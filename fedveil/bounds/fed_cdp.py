@@ -1,8 +1,13 @@
-"""How far weights may be moved before a classifier decides otherwise (fed-cdp, Proposition 2 and Eqs. 5 to 8).
+"""Fed-cdp's propositions: class frequencies under client sampling, and how far weights may be moved.
 
-With scores g_j(x; w), label y and margins s_j = g_y − g_j over the other classes, a move ξ of the weights keeps the
-decision for y whenever ‖ξ‖_u < min_j s_j / L_v, where L_v bounds ‖∇_w s_j‖_v for all j and 1/u + 1/v = 1. Proof: from w to
-w + ξ a margin falls by at most L_v ‖ξ‖_u, by the mean value theorem and Hölder's inequality.
+**Proposition 1.** A record that is drawn in two stages, a client and then one of its records, has each class as often as a
+record drawn from all data: if all clients hold equally many records. It is a statement on single draws. The records of one
+batch come from one client, so they are not a sample of all data, and amplification by q = B·Kt/N does not follow.
+
+**Proposition 2 (Eqs. 5 to 8).** With scores g_j(x; w), label y and margins s_j = g_y − g_j over the other classes, a
+move ξ of the weights keeps the decision for y whenever ‖ξ‖_u < min_j s_j / L_v, where L_v bounds ‖∇_w s_j‖_v for all
+j and 1/u + 1/v = 1. Proof: from w to w + ξ a margin falls by at most L_v ‖ξ‖_u, by the mean value theorem and
+Hölder's inequality.
 
 Three points of the paper's text need care:
 
@@ -25,6 +30,18 @@ from scipy import stats
 from fedveil.core.errors import ConfigError
 
 Floats = NDArray[np.float64]
+
+
+def class_chances(held: ArrayLike) -> tuple[Floats, Floats]:
+    """The chance of each class for a record of a random client, and the share of each class in all data.
+
+    `held` [clients, classes] counts the records of every client, at least one each.
+    """
+    held = np.asarray(held, float)
+    sizes = held.sum(axis=1, keepdims=True)
+    if np.any(held < 0) or np.any(sizes == 0):
+        raise ConfigError("held", float(held.min()), "takes counts from 0, and at least one record for each client")
+    return (held / sizes).mean(axis=0), held.sum(axis=0) / held.sum()
 
 
 def largest_distortion(margins: ArrayLike, lipschitz: ArrayLike) -> float:

@@ -34,6 +34,7 @@ class Setting:
     examples: int = 0  # N, distinct examples
     lr_end: float | None = None  # η in the last round, reached linearly; None: as in the first
     secret_draws: bool = True  # cohorts, batches and noise come from a secret, not from a seed in the config
+    may_stop: bool = False  # training may end before `rounds`, by its results; all rounds are charged
     max_share: float = 0.0  # the largest share that one message can have in a round's mean; 0: max_weight/per_round
 
     def lr_at(self, round_: Any) -> Any:

@@ -15,6 +15,7 @@ from fedveil.defenses.fed_cdp import FedCDP
 from fedveil.defenses.fed_sdp import FedSDP
 from fedveil.defenses.gradient_noise import GradientNoise
 from fedveil.defenses.lip import LIP
+from fedveil.defenses.low_rank import LowRank
 from fedveil.defenses.nbafl import NbAFL
 from fedveil.defenses.none import NoDefense
 from fedveil.defenses.prune import Prune
@@ -40,7 +41,21 @@ DEFENSES: Registry[type[Defense]] = Registry(
     register_defense,
     {
         kind.name: kind
-        for kind in (NoDefense, FedSDP, FedCDP, TwoDP, NbAFL, DPFL, LIP, DSSGD, Prune, DGC, GradientNoise, Squeeze)
+        for kind in (
+            NoDefense,
+            FedSDP,
+            FedCDP,
+            TwoDP,
+            NbAFL,
+            DPFL,
+            LIP,
+            DSSGD,
+            Prune,
+            DGC,
+            LowRank,
+            GradientNoise,
+            Squeeze,
+        )
     },
 )
 

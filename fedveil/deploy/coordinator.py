@@ -71,6 +71,8 @@ def check_deployable(config: Config, *, test: bool = False) -> None:
         if getattr(train, key):
             takes = "simulates lost or late clients; real ones are lost by themselves: leave it out to deploy"
             raise ConfigError(f"train.{key}", getattr(train, key), takes)
+    if train.stop is not None:
+        raise ConfigError("train.stop", train.stop, "is for simulations: a coordinator makes all rounds, leave it out")
     if config.data.features != "raw":
         takes = "raw in deployment: a node reads its file unchanged, so store the features in the nodes' files"
         raise ConfigError("data.features", config.data.features, takes)

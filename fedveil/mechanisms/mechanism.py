@@ -283,16 +283,26 @@ class Placed:
     def multiplier_at(self, setting: Setting, round_: int, lr: float) -> float:
         return float(self.mechanism.multiplier_at(setting, round_, lr))
 
+    def why_none(self, setting: Setting) -> str:
+        """Why no certificate covers it under this setting; empty if one does."""
+        if self.reason or self.unit != "example" or setting.batching != "with-replacement":
+            return self.reason
+        return (
+            "batches are drawn with replacement: a record may be in a batch several times, and the clip bounds each of its "
+            "gradients, not their sum"
+        )
+
     def release(self, setting: Setting) -> Release:
         """What the ledger is told: z of every round, read off the mechanism."""
-        mechanism = self.mechanism
+        mechanism, reason = self.mechanism, self.why_none(setting)
         by_round = mechanism.multipliers(setting) if mechanism.varies else ()
-        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "mechanism"}
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("mechanism", "reason")}
         return Release(
             distribution=mechanism.distribution,
             multiplier=min(by_round) if by_round else float(mechanism.multiplier_at(setting, 0)),
             by_round=by_round,
-            certifiable=not self.reason,
+            certifiable=not reason,
+            reason=reason,
             digest=mechanism.digest,
             **own,
         )

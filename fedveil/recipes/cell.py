@@ -29,6 +29,7 @@ class Cell:
     options: Mapping[str, Any] = field(default_factory=dict)
     seeds: int = 1  # number of seeds; the table shows their mean
     note: str = ""  # how this cell differs from the paper's setting
+    like: str = ""  # the row whose published values it is compared with, if not its own
 
     def jobs(self) -> list[Job]:
         """One job for each seed. The seed also fixes the private draws, so that a job can be repeated."""
@@ -56,11 +57,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a result that the table shows; dots in `key` reach into the result (`ledger.release`)."""
+    """A number of a result that the table shows.
+
+    Dots in `key` reach into the result (`ledger.release`); with a leading √ it is the root of that number. `published` is
+    the key of the published value, if it is another one.
+    """
 
     key: str
     label: str
     digits: int = 3
+    published: str = ""
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,23 @@ def _size(recipe: Recipe, size: Size, cache: Cache) -> list[str]:
         kept = [e for e in of_measure if (e.row, measure.key) in known or (first and e.row not in known_rows)]
         if any(_is_known(entry) for entry in kept):
             lines += [*_matrix(measure, kept), ""]
-    return lines
+    return [*lines, *_searches(recipe, size, cache)]
+
+
+def _searches(recipe: Recipe, size: Size, cache: Cache) -> list[str]:
+    """What each search of a table tried, and what it chose."""
+    body = []
+    for cell in recipe.cells(size):
+        row = cache.get(cell.jobs()[0]) if cell.kind == "search" else None
+        if row is not None:
+            tried = "; ".join(f"{_settings(one)}: {accuracy:.3f}" for one, accuracy in row["result"]["tried"])
+            body.append([cell.row, cell.column, _settings(row["result"]["chosen"]), tried])
+    head = ["search", "column", "chosen", "accuracy of what was tried, one seed each"]
+    return [*table_markdown(head, body).rstrip().splitlines(), ""] if body else []
+
+
+def _settings(chosen: list[str]) -> str:
+    return ", ".join(setting.partition(".")[2].replace("=", " ") for setting in chosen)
 
 
 def _time(recipe: Recipe, size: Size, cache: Cache) -> str:

@@ -62,12 +62,12 @@ def _entry(recipe: Recipe, cell: Cell, measure: Measure, cache: Cache) -> Entry:
     rows = [row for row in (cache.get(job) for job in cell.jobs()) if row is not None]
     values = [v for v in (reach(row["result"], measure.key) for row in rows) if v is not None]
     mean = sum(values) / len(values) if values else None
-    low, high = _interval(values, measure.key in RATES) if len(values) > 1 else _own_interval(rows, measure)
+    low, high = interval(values, measure.key in RATES) if len(values) > 1 else _own_interval(rows, measure)
     return Entry(
         cell.row,
         cell.column,
         measure,
-        value_of(recipe.name, cell.row, cell.column, measure.key),
+        value_of(recipe.name, cell.like or cell.row, cell.column, measure.published or measure.key),
         mean,
         low,
         high,
@@ -78,7 +78,10 @@ def _entry(recipe: Recipe, cell: Cell, measure: Measure, cache: Cache) -> Entry:
 
 
 def reach(result: dict[str, Any], key: str) -> float | None:
-    """The number at a dotted key of a result; None if there is no finite number."""
+    """The number at a dotted key of a result, or its root if the key begins with √; None if there is no finite number."""
+    if key.startswith("√"):
+        square = reach(result, key[1:])
+        return None if square is None else math.sqrt(square)
     value: Any = result
     for part in key.split("."):
         if not isinstance(value, dict) or part not in value:
@@ -89,7 +92,7 @@ def reach(result: dict[str, Any], key: str) -> float | None:
     return float(value)
 
 
-def _interval(values: list[float], rate: bool) -> tuple[float | None, float | None]:
+def interval(values: list[float], rate: bool) -> tuple[float | None, float | None]:
     """Student's 95 % interval of the mean over seeds; that of a rate is cut at 0 and 1."""
     from scipy.stats import t as student
 
@@ -100,8 +103,8 @@ def _interval(values: list[float], rate: bool) -> tuple[float | None, float | No
 
 
 def _own_interval(rows: list[dict[str, Any]], measure: Measure) -> tuple[float | None, float | None]:
-    """The interval that a single attack study reports for this measure."""
-    if measure.key not in ("success_rate", "auc", "ssim") or len(rows) != 1:
+    """The interval that a single study reports for this measure."""
+    if measure.key not in ("success_rate", "auc", "ssim", "accuracy") or len(rows) != 1:
         return None, None
     result = rows[0]["result"]
     span = result.get("ssim_interval" if measure.key == "ssim" else "interval")

@@ -104,7 +104,7 @@ class Batches:
 class BatchSampling:
     """How each client forms its batches."""
 
-    batching: str  # shuffle, poisson, without-replacement
+    batching: str  # shuffle, poisson, without-replacement, with-replacement
     batch: int
     local_steps: int | None
     local_epochs: int | None
@@ -147,6 +147,8 @@ def _draw(
         return _poisson(rng, steps, size, sampling.rate(size))
     if sampling.batching == "without-replacement":
         return _subsets(rng, steps, size, min(sampling.batch, size))
+    if sampling.batching == "with-replacement":
+        return rng.integers(size, size=steps * sampling.batch), np.full(steps, sampling.batch)
     return _shuffled(rng, steps, size, sampling.batch)
 
 
@@ -235,6 +237,8 @@ def batch_widths(sampling: BatchSampling, partition: Partition, draws: int) -> t
     others grow by half each up to the largest client. A wider batch gets the next power of two.
     """
     largest = int(partition.length.max())
+    if sampling.batching == "with-replacement":
+        return (sampling.batch,)
     if sampling.batching != "poisson":
         return (min(sampling.batch, largest),)
     rate = sampling.rate(largest)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedveil.attacks import results, study
+from fedveil.attacks.files import read_gradients
 from fedveil.attacks.score import RULES
 from fedveil.config import NAMES, for_attack, load
 from fedveil.federation import prepare
@@ -157,6 +158,38 @@ def test_gradients_from_a_file(seen, fedveil_cli, tmp_path):
     np.savez(tmp_path / "seen.npz", **arrays)
     again = fedveil_cli("attack", "--gradients", "seen.npz", *OWN[2:], "-s", "attack.iterations=20", cwd=tmp_path)
     assert again.code == 0 and "the truth is not known" in again.out
+
+
+def weights_after(arrays, lr, steps=1):
+    """The file of somebody who saw the weights before and after: params, and after = params − lr · steps · gradient."""
+    before = {name: a for name, a in arrays.items() if name.startswith("params/")}
+    after = {
+        name.replace("params/", "after/"): a - lr * steps * arrays[name.replace("params/", "gradients/")]
+        for name, a in before.items()
+    }
+    return before | after
+
+
+def test_weights_from_before_and_after_are_attacked_as_the_gradient_between_them(seen, fedveil_cli, tmp_path):
+    arrays, x = seen
+    np.savez(tmp_path / "seen.npz", **weights_after(arrays, 0.05))
+    own = ["--gradients", "seen.npz", *OWN[2:], "-s", "attack.iterations=20", "--pictures", "out", "--json"]
+    answer = fedveil_cli("attack", *own, "-s", "train.lr=0.05", cwd=tmp_path)
+    assert json.loads(answer.out)["labels"] == [[3]]
+    with np.load(tmp_path / "out" / "found.npz") as found:
+        assert np.mean(np.square(found["inputs"][0, 0] - x[0])) < 1e-3
+    refused = fedveil_cli("attack", *own, cwd=tmp_path)
+    assert refused.code == 2 and "train.lr" in refused.err and "the victims' rate" in refused.err
+
+
+def test_weights_after_several_steps_give_the_mean_gradient(seen, tmp_path):
+    arrays, _ = seen
+    np.savez(tmp_path / "seen.npz", **weights_after(arrays, 0.05, steps=4))
+    model = build("mlp", (8, 8, 1), 10, ModelConfig(hidden=[12]))
+    _, found = read_gradients(tmp_path / "seen.npz", model, lr=0.05, local_steps=4)
+    for layer, own in found.items():
+        for name, gradient in own.items():
+            np.testing.assert_allclose(gradient[0], arrays[f"gradients/{layer}/{name}"], atol=1e-5)
 
 
 @pytest.mark.parametrize(

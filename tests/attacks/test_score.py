@@ -1,5 +1,7 @@
 """Scores compare with the truth by stated rules."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -23,7 +25,7 @@ def made(inputs, labels, seeds=1, distance=1e-6, trace=None):
         iterations=np.full(total, 7),
         evaluations=np.full(total, 140),
         ending=np.full(total, "spent"),
-        trace=np.tile(trace if trace is not None else np.full((1, 8), 1e-6), (total, 1))[:total],
+        trace=np.tile(trace if trace is not None else np.full((1, 8), 1e-6) ** np.arange(8), (total, 1))[:total],
         seconds=2.0,
         compile_seconds=0.0,
     )
@@ -40,7 +42,7 @@ def test_a_perfect_copy_and_a_bad_one():
     summary = score(made(found, y), x, y).summary()
     assert summary["success_rate"] == 0.75 and summary["label_success_rate"] == 1.0
     assert summary["interval"][0] < 0.75 < summary["interval"][1]
-    assert summary["iterations"] == 0 and summary["seconds_per_attack"] == 0.5 and summary["rule"].startswith("SSIM")
+    assert summary["iterations"] == 1 and summary["seconds_per_attack"] == 0.5 and summary["rule"].startswith("SSIM")
     assert {"ssim", "mse", "psnr", "iterations", "seconds", "images", "rule", "success_rate"} <= summary.keys()
 
 
@@ -68,6 +70,33 @@ def test_belief_and_success_are_two_things():
     x, y = images(2), np.zeros((2, 1), int)
     summary = score(made(1 - x, y, distance=1e-6), x, y).summary()
     assert summary["success_rate"] == 0.0 and summary["believed_rate"] == 1.0
+
+
+def test_a_criterion_that_holds_before_the_first_step_is_no_belief():
+    """Where gradients vanish, every input is within the threshold; a solution in closed form has no first step."""
+    x, y = images(2), np.zeros((2, 1), int)
+    vanished = made(1 - x, y, distance=1e-9, trace=np.full((1, 8), 1e-8))
+    scored = score(vanished, x, y, "distance")
+    assert scored.summary()["believed_rate"] == 0.0 and not scored.success.any()
+    assert until_belief(vanished).tolist() == [7, 7]
+    closed = replace(vanished, evaluations=np.zeros(2, int))
+    assert score(closed, x, y).summary()["believed_rate"] == 1.0 and until_belief(closed).tolist() == [0, 0]
+
+
+def test_quality_is_also_averaged_over_successes():
+    from fedveil.attacks.study import pooled
+
+    x, y = images(4), np.zeros((4, 1), int)
+    found = np.clip(x + 0.01, 0, 1)
+    found[3] = 1 - x[3]
+    document = pooled([score(made(found, y), x, y)])
+    assert document["success_rate"] == 0.75
+    assert document["mse_of_successes"] < 1.1e-4 < document["mse"]
+    assert document["rmse_of_successes"] == pytest.approx(0.01, rel=0.02)
+    assert document["rmse_of_successes"] < document["rmse"] < np.sqrt(document["mse"])
+    assert document["ssim_of_successes"] > 0.99 > document["ssim"]
+    nothing = pooled([score(made(1 - x, y), x, y)])
+    assert nothing["mse_of_successes"] is None and nothing["rmse_of_successes"] is None
 
 
 def test_order_does_not_matter_in_a_batch_and_labels_go_along():

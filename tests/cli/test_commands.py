@@ -39,7 +39,7 @@ NAMES = {
     "datasets": "digits cancer mnist fashion-mnist cifar10 cifar100 lfw adult xray",
     "partitions": "iid shards groups-disjoint groups-overlap classes copies dirichlet quantity",
     "models": "cnn lenet-cpl lenet-dlg dpfl-net mlp logistic resnet20",
-    "defenses": "none fed-sdp fed-cdp 2dp-fl nbafl dpfl lip dssgd prune dgc gradient-noise squeeze",
+    "defenses": "none fed-sdp fed-cdp 2dp-fl nbafl dpfl lip dssgd prune dgc low-rank gradient-noise squeeze",
     "attacks": "cpl dlg idlg inverting aono",
     "inits": "patterned-2x2 patterned-4x4 random-normal random-uniform dark light red green blue optimal optimal-any file",
     "taps": "example batch client server broadcast release",

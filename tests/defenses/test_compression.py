@@ -24,6 +24,7 @@ from fedveil.core.setting import Setting
 from fedveil.core.stage import StageContext
 from fedveil.defenses import sparse
 from fedveil.defenses.catalog import make
+from fedveil.defenses.low_rank import LowRank
 from fedveil.federation import prepare
 from fedveil.runs import RunFolder
 from fedveil.training import resume, train
@@ -381,6 +382,8 @@ def test_combinations_that_noise_a_stage_twice_are_refused():
         ({"name": "prune"}, {"aggregation": "fedavg"}, "train.aggregation", "use fedsgd"),
         ({"name": "dgc"}, {"aggregation": "fedavg"}, "train.aggregation", "use fedsgd"),
         ({"name": "dssgd"}, {"aggregation": "fedavg"}, "train.aggregation", "use fedsgd"),
+        ({"name": "low-rank"}, {"aggregation": "fedavg"}, "train.aggregation", "use fedsgd"),
+        ({"name": "low-rank", "rank": 0}, {}, "defense.rank", "1"),
         ({"name": "dgc", "stage": "example"}, {}, "defense.stage", "examples are not sent"),
         ({"name": "dgc"}, {"sampling": "with-replacement"}, "train.sampling", "remembers each client"),
         ({"name": "dssgd", "scale": 0.1}, {}, "defense.scale", "set law"),
@@ -401,6 +404,33 @@ def test_what_makes_no_sense_is_refused(defense, keys, key, says):
 def test_fedavg_takes_what_is_done_before_the_message(name):
     one, other = (end({"name": name, "stage": "batch"}, aggregation=kind) for kind in ("fedsgd", "fedavg"))
     np.testing.assert_allclose(one, other, rtol=0, atol=1e-11)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 2**32 - 1))
+def test_low_rank_keeps_the_largest_singular_values_of_each_layer(rank, seed):
+    rng = np.random.default_rng(seed)
+    update = {
+        "conv": {"w": rng.normal(size=(2, 2, 2, 4))},
+        "dense": {"w": rng.normal(size=(5, 3)), "b": rng.normal(size=3)},
+    }
+    with jax.enable_x64(True):
+        kept = LowRank(rank).upload(jax.tree.map(jnp.asarray, update), at())
+    for layer, own in update.items():
+        whole, found = own["w"].reshape(-1, own["w"].shape[-1]), np.asarray(kept[layer]["w"])
+        assert found.shape == own["w"].shape
+        left = np.linalg.svd(whole, compute_uv=False)[rank:]
+        assert np.linalg.matrix_rank(found.reshape(whole.shape), tol=1e-9) == min(rank, *whole.shape)
+        np.testing.assert_allclose(np.linalg.norm(found.reshape(whole.shape) - whole), np.linalg.norm(left), atol=1e-12)
+    np.testing.assert_array_equal(kept["dense"]["b"], update["dense"]["b"])
+
+
+def test_low_rank_hides_nothing_of_one_example_in_a_dense_layer():
+    """Its gradient is an outer product. A batch of four examples is cut."""
+    whole, cut = ({"name": "low-rank", "rank": 1, "stage": stage} for stage in ("example", "batch"))
+    plain = end({"name": "none"})
+    np.testing.assert_allclose(end(whole), plain, rtol=0, atol=1e-9)
+    assert np.abs(end(cut) - plain).max() > 1e-4
 
 
 def test_squeeze_is_local_steps_and_nothing_else():

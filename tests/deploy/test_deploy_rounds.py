@@ -178,6 +178,7 @@ def test_nodes_that_are_away_are_not_asked_and_one_that_never_comes_is_named(tmp
         ({"train": {"dropout": 0.1}}, "real ones are lost by themselves"),
         ({"train": {"late": 0.1}}, "real ones are lost by themselves"),
         ({"train": {"sampling": "with-replacement"}}, "once in a round"),
+        ({"train": {"stop": 2}}, "makes all rounds"),
         ({"data": {"name": "mnist", "features": "scatter"}}, "raw in deployment"),
         ({"defense": [{"name": "dpfl", "public_only": True}]}, "asks no node"),
     ],

@@ -164,6 +164,7 @@ def _sparse() -> dict[str, Document]:
     return made | {
         "gradient-noise poisson": case({"name": "gradient-noise", "scale": 0.05, "stage": "example"}, **POISSON),
         "prune example poisson": case({"name": "prune", "share": 0.4, "stage": "example"}, **POISSON),
+        "low-rank upload": case({"name": "low-rank", "rank": 2, "stage": "upload"}),
         "squeeze": case({"name": "squeeze", "steps": 3}, **{"train.local_steps": 3}),
     }
 

@@ -26,6 +26,47 @@ def standard_error(values):
     return values.std(axis=0) / math.sqrt(len(values))
 
 
+# --- fed-cdp, Proposition 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, st.integers(1, 30), st.integers(2, 10), st.integers(1, 50))
+def test_clients_of_equal_size_draw_classes_as_often_as_all_data_has_them(seed, clients, classes, size):
+    held = np.random.default_rng(seed).multinomial(size, np.full(classes, 1 / classes), clients)
+    np.testing.assert_allclose(*fed_cdp.class_chances(held), atol=1e-12)
+
+
+def test_clients_of_different_size_do_not():
+    drawn, share = fed_cdp.class_chances([[90, 0], [5, 5]])
+    assert drawn.tolist() == [0.75, 0.25] and share.tolist() == [0.95, 0.05]
+    with pytest.raises(ConfigError, match="held"):
+        fed_cdp.class_chances([[1, 0], [0, 0]])
+
+
+def test_drawn_classes_are_those_of_the_proposition_but_a_batch_is_no_sample_of_all_data():
+    """The cohorts and batches of the simulation, on clients of two classes each: singles as stated, pairs not."""
+    from fedveil.core.keys import Draws
+    from fedveil.data.partition import PartitionSettings, make_partition
+    from fedveil.simulation.sampling import BatchSampling, draw_clients, draw_positions
+
+    labels = np.repeat(np.arange(10), 100)
+    held = make_partition("shards", labels, PartitionSettings(clients=20, per_client=50))
+    draws, batches, found = Draws(0), BatchSampling("without-replacement", 5, 1, None), []
+    for round_ in range(600):
+        for client in draw_clients(draws.host("cohort", round_), 20, 4, "fixed"):
+            rows = held.order[held.start[client] : held.start[client] + held.length[client]]
+            found.append(labels[rows[draw_positions(batches, draws, round_, int(client), 0, 50)[0]]])
+    drawn = np.array(found)
+    counts = [
+        np.bincount(labels[held.order[a : a + n]], minlength=10) for a, n in zip(held.start, held.length, strict=True)
+    ]
+    expected, share = fed_cdp.class_chances(counts)
+    np.testing.assert_allclose(expected, share, atol=1e-12)
+    shown = np.stack([(drawn == label).mean(axis=1) for label in range(10)], axis=1)  # [batches, classes]
+    assert (np.abs(shown.mean(axis=0) - expected) < 5 * standard_error(shown)).all()
+    assert (drawn[:, 0] == drawn[:, 1]).mean() > 0.4  # of all data: 0.1
+
+
 # --- fed-cdp, Proposition 2
 
 

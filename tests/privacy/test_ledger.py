@@ -227,6 +227,10 @@ def test_table_vi_by_the_command(name, steps, fedveil_cli, tmp_path):
         assert claims["paper"]["epsilon"] == pytest.approx(paper, abs=1e-4)
         assert claims["pld"]["epsilon"] == pytest.approx(tight, rel=0.01)
         assert not any(r["certified"] for r in here)
+        condition = (
+            f"q < 1/(16σ) = 0.01042, which the paper requires, {'holds' if unit == 'example' else 'does not hold'}"
+        )
+        assert any(text.startswith(condition) for text in claims["paper"]["assumptions"])
     assert any(r["certified"] for r in rows)
 
 
@@ -431,6 +435,16 @@ def test_combinations_that_keep_a_guarantee():
     )
     adam = rows_of(FULL, where=replace(one_step, optimizer="adam"))
     assert adam["release", "example"].epsilon == adam["client", "example"].epsilon
+
+
+def test_batches_with_replacement_end_the_certificates_of_records_only():
+    """A record may be in a batch several times; a client's clip on its update does not mind."""
+    where = setting(local_steps=2, rounds=5, copies=1, batching="with-replacement")
+    for defense in (FedCDP(), TwoDP(server_noise_mode="none")):
+        rows = rows_of(defense, where=where)
+        assert all(row.epsilon is None for row in rows.values())
+        assert "drawn with replacement: a record may be in a batch several times" in rows["release", "example"].reason
+    assert rows_of(FedSDP(), where=where)["release", "client"].certified
 
 
 def test_the_papers_claims_stand_beside_and_are_never_certified():

@@ -24,7 +24,7 @@ from fedveil.recipes.table import entries, reach
 
 KEYS = {
     "fed-cdp": [f"table-{n}" for n in range(1, 8)] + ["fig-1", "fig-3", "fig-4", "fig-5"],
-    "cpl": [f"table-{n}" for n in range(1, 10)] + [f"fig-{n}" for n in range(2, 14)],
+    "cpl": [f"table-{n}" for n in range(1, 10)] + [f"fig-{n}" for n in range(1, 14)],
     "2dp-fl": [f"fig-{n}" for n in range(3, 8)],
     "dpfl": ["table-2", "table-3", "table-4", "fig-1", *(f"fig-{n}" for n in range(4, 12))],
     "beyond": ["fig-1", "table-1"],
@@ -95,7 +95,7 @@ def test_the_quick_size_is_small(paper, most):
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="did you mean 'fed-cdp/table-2'"):
         choose("fed-cdp/table2")
-    assert len(choose("cpl")) == 21 and choose("all") == list(recipes().values())
+    assert len(choose("cpl")) == 22 and choose("all") == list(recipes().values())
 
 
 # --- published values
@@ -155,7 +155,7 @@ def test_numbers_as_the_paper_prints_them(position, measure, number):
 def test_tables_have_all_their_cells():
     """dpfl's Table III is compared with two readings of the server step."""
     counted = {paper: {k: len(e["cells"]) for k, e in published(paper).items() if e["cells"]} for paper in PAPERS}
-    first = {"table-1": 36, "table-2": 12, "table-3": 6, "table-4": 27, "table-5": 8, "table-6": 10}
+    first = {"table-1": 36, "table-2": 12, "table-3": 8, "table-4": 27, "table-5": 8, "table-6": 10}
     assert counted["cpl"] == {**first, "table-7": 80, "table-8": 28, "table-9": 40}
     assert counted["dpfl"] == {"table-2": 4, "table-3": 30, "table-4": 4}
 
@@ -241,6 +241,59 @@ def test_numbers_are_reached_by_dots_and_what_is_no_number_is_none():
     result = {"a": {"b": 1.5, "t": True, "n": None, "inf": float("inf")}}
     assert reach(result, "a.b") == 1.5
     assert [reach(result, f"a.{key}") for key in ("t", "n", "inf", "x")] == [None] * 4
+
+
+def test_a_root_is_shown_and_another_row_s_published_value(counted, tmp_path):
+    cells = [Cell("a reading", "mnist type 2: example", "counted", options={"value": 0.49}, like="non-private")]
+    measures = (Measure("√value", "root", published="mse"),)
+    recipe = Recipe("fed-cdp/table-7", "t", lambda size: cells, measures, "-")
+    cache = Cache(tmp_path)
+    run.run([recipe], QUICK, cache)
+    (entry,) = entries(recipe, QUICK, cache)
+    assert entry.measured == pytest.approx(0.7) and entry.published == 0.0008 and entry.row == "a reading"
+
+
+def test_a_search_tries_what_is_stated_and_measures_the_best_with_other_seeds(monkeypatch):
+    """Accuracy here is the learning rate, if it is below 0.05, plus a thousandth of the seed."""
+    trained = []
+
+    def train(job):
+        config = load(None, list(job.settings))
+        trained.append((config.train.lr, config.train.seed, config.train.noise_seed))
+        return {"accuracy": config.train.lr * (config.train.lr < 0.05) + config.train.seed / 1000}
+
+    monkeypatch.setattr(kinds, "train", train)
+    tries = [["train.lr=0.01"], ["train.lr=0.03"], ["train.lr=0.09"]]
+    found = kinds.search(Job("search", ("data.name=digits", "train.seed=0"), {"tries": tries, "seeds": 3}))
+    assert trained == [(rate, 100, 100) for rate in (0.01, 0.03, 0.09)] + [(0.03, seed, seed) for seed in range(3)]
+    assert found["chosen"] == ["train.lr=0.03"] and found["accuracies"] == pytest.approx([0.03, 0.031, 0.032])
+    assert [accuracy for _, accuracy in found["tried"]] == pytest.approx([0.11, 0.13, 0.1])
+    assert found["accuracy"] == pytest.approx(0.031) and found["interval"][0] < 0.031 < found["interval"][1]
+
+
+def test_the_page_says_what_a_search_tried_and_chose(tmp_path):
+    options = {"tries": [["train.lr=0.01", "train.per_round=4"], ["train.lr=0.03"]], "seeds": 2}
+    made = Cell("Fed-CDP, searched", "K=100 5%", "search", ("data.name=digits",), options, like="Fed-CDP")
+    recipe = Recipe("fed-cdp/table-2", "t", lambda size: [made], (Measure("accuracy", "accuracy"),), "-")
+    cache = Cache(tmp_path)
+    tried = [[options["tries"][0], 0.25], [options["tries"][1], 0.5]]
+    result = {"accuracy": 0.75, "interval": [0.5, 1.0], "chosen": ["train.lr=0.03"], "tried": tried}
+    cache.put(made.jobs()[0], result, 1.0, {})
+    text = "\n".join(section(recipe, cache))
+    assert "0.750 \\[0.500, 1.000\\] (0.815; −0.065)" in text
+    assert "| Fed-CDP, searched | K=100 5% | lr 0.03 | lr 0.01, per_round 4: 0.250; lr 0.03: 0.500 |" in text
+
+
+def test_the_searches_of_fed_cdp_keep_to_the_paper_s_sampling():
+    """q = B·Kt/N = 0.01 with N distinct records, or with N all copies that the clients hold."""
+    for made in choose("fed-cdp/table-4")[0].cells(FULL):
+        if made.kind != "search" or made.row.startswith(("lfw", "cancer")):
+            continue
+        for tried in made.options["tries"]:
+            config = resolve(load(None, [*made.settings, *tried]))
+            distinct = {"mnist": 50_000, "cifar10": 40_000, "adult": 36_631}[config.data.name]
+            assert config.train.batch * config.train.per_round / distinct == pytest.approx(0.01, abs=1e-4)
+            assert made.like == config.data.name
 
 
 def test_a_result_is_stored_with_all_that_made_it(counted, tmp_path):

@@ -65,6 +65,7 @@ def test_chunks_and_reference_agree_in_float32_after_one_step(model):
 VARIANTS = {
     "poisson": {"sampling": "poisson", "batching": "poisson"},
     "without-replacement": {"batching": "without-replacement", "sampling": "with-replacement"},
+    "with-replacement": {"batching": "with-replacement"},
     "epochs": {"local_steps": None, "local_epochs": 2},
     "momentum": {"optimizer": "momentum", "server_momentum": 0.9, "server_lr": 0.5},
     "adam": {"optimizer": "adam", "lr": 0.01},

@@ -126,11 +126,20 @@ def test_subsets_without_replacement_are_uniform():
     assert len(counts) == subsets and all(near(int(c), steps, 1 / subsets) for c in counts)
 
 
+def test_draws_with_replacement_are_independent_and_may_repeat():
+    size, batch, steps = 5, 7, 4000
+    batches = sampling.client_batches(law("with-replacement", batch, steps), Draws(2), 0, 0, 0, size)
+    table = np.array(batches)
+    assert table.shape == (steps, batch)
+    assert all(near(int((table == i).sum()), steps * batch, 1 / size) for i in range(size))
+    assert near(int((table[:, 0] == table[:, 1]).sum()), steps, 1 / size), "two draws of one step"
+
+
 def test_padded_arrays_hold_exactly_the_drawn_batches():
     labels = np.arange(300) % 10
     partition = make_partition("dirichlet", labels, PartitionSettings(clients=7, alpha=0.4, seed=1))
     cohort = sampling.draw_cohort(Draws(0), 2, setting(7, 5))
-    for batching in ("shuffle", "poisson", "without-replacement"):
+    for batching in ("shuffle", "poisson", "without-replacement", "with-replacement"):
         drawing = law(batching, 4, 6)
         widths = sampling.batch_widths(drawing, partition, 100)
         padded = sampling.draw_batches(drawing, partition, Draws(0), 2, cohort, widths)
@@ -152,7 +161,7 @@ def test_no_batch_is_ever_cut():
     assert padded.mask.sum() == sum(len(b) for b in wanted) and padded.mask.shape[2] >= max(len(b) for b in wanted)
 
 
-@pytest.mark.parametrize("batching", ["shuffle", "poisson", "without-replacement"])
+@pytest.mark.parametrize("batching", ["shuffle", "poisson", "without-replacement", "with-replacement"])
 def test_draws_are_keyed_by_round_and_client(batching):
     one = sampling.client_batches(law(batching), Draws(0), 1, 2, 0, 50)
     assert all(

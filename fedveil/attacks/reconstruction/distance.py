@@ -17,11 +17,20 @@ def squared(found: Params, target: Params) -> Array:
 
 
 def cosine(found: Params, target: Params) -> Array:
-    """1 − cos of the angle [attacks]; a gradient of zeros is at distance 1 from everything."""
+    """1 − cos of the angle [attacks]; a gradient of zeros is at distance 1 from everything.
+
+    Computed as half the squared distance of the directions: subtracting the cosine from 1 would round small angles away.
+    """
     lengths = _inner(found, found) * _inner(target, target)
-    # The square root has no slope at 0: take it elsewhere, then leave that value out.
-    safe = jnp.where(lengths > 0, lengths, 1.0)
-    return 1.0 - jnp.where(lengths > 0, _inner(found, target) / jnp.sqrt(safe), 0.0)
+    apart = jax.tree.map(jnp.subtract, _direction(found), _direction(target))
+    return jnp.where(lengths > 0, 0.5 * _inner(apart, apart), 1.0)
+
+
+def _direction(tree: Params) -> Params:
+    """Each attack's gradient divided by its length; zeros stay zeros."""
+    square = _inner(tree, tree)
+    length = jnp.sqrt(jnp.where(square > 0, square, 1.0))  # the square root has no slope at 0
+    return jax.tree.map(lambda a: a / length.reshape(-1, *[1] * (a.ndim - 1)), tree)
 
 
 def cosine_by_layer(found: Params, target: Params) -> Array:
@@ -35,7 +44,9 @@ def divergence(found: Params, target: Params) -> Array:
     """Kullback and Leibler's divergence [attacks] of the gradients' softmax, target from found: cpl names entropy as a
     distance and does not define it."""
     log_found, log_target = (jax.nn.log_softmax(_flat(tree)) for tree in (found, target))
-    return (jnp.exp(log_target) * (log_target - log_found)).sum(axis=1)
+    apart = log_target - log_found
+    # Both sum to one, so Σ p·expm1(−apart) = 0. With it no summand is negative, and small differences survive rounding.
+    return (jnp.exp(log_target) * (apart + jnp.expm1(-apart))).sum(axis=1)
 
 
 def _flat(tree: Params) -> Array:

@@ -99,15 +99,22 @@ def _compiled_part(settings: GradientMatching) -> GradientMatching:
 
 
 def weights(settings: GradientMatching, target: Params) -> np.ndarray:
-    """The distance's weight [attacks]: 1, and more for an observed gradient shorter than 1.
+    """The distance's weight [attacks], because L-BFGS has absolute tolerances.
 
-    L-BFGS has absolute tolerances. Where the model already classifies an example well, its gradient is short, and the
-    attack would stop early, far from it. So a short gradient is measured in units of its length.
+    Where the model already classifies an example well, its gradient is short, and the attack would stop early, far from it.
+    So the squared distance is measured in units of the gradient's length if that is below 1. For small differences
+    ‖Δ‖², the cosine distance is up to ‖Δ‖²/(2‖g‖²), and the divergence of the softmax of n values ‖Δ‖²/(2n): with
+    L-BFGS these two are brought to the same scale.
     """
-    squares = [np.square(np.asarray(a, np.float64)).reshape(len(a), -1).sum(axis=1) for a in jax.tree.leaves(target)]
-    length = np.sum(squares, axis=0)
-    usable = np.isfinite(length) & (length > 0) & (settings.distance == "l2")
-    return 1.0 / np.minimum(1.0, np.where(usable, length, 1.0))
+    flat = [np.asarray(a, np.float64).reshape(len(a), -1) for a in jax.tree.leaves(target)]
+    length = np.sum([np.square(a).sum(axis=1) for a in flat], axis=0)
+    length = np.where(np.isfinite(length) & (length > 0), length, 1.0)
+    short = 1.0 / np.minimum(1.0, length)
+    if settings.distance == "l2":
+        return short
+    if settings.optimizer == "lbfgs" and settings.distance in ("cosine", "entropy"):
+        return 2.0 * short * (length if settings.distance == "cosine" else sum(a.shape[1] for a in flat))
+    return np.ones(len(length))
 
 
 def evaluate(problem: Problem, shared: Params | None, job: Job, z: Array) -> tuple[Array, Array, Array]:

@@ -44,6 +44,16 @@ def test_each_is_what_it_says(name):
     assert np.allclose(DISTANCES[name](target, target), 0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ("cosine", "entropy"))
+def test_small_differences_survive_single_precision(name):
+    """A step of 1e-4 off the target: subtracting nearly equal numbers of size 1 would leave nothing of 1e-8."""
+    target, other = trees()
+    found = {k: {n: v + 1e-4 * other[k][n] for n, v in own.items()} for k, own in target.items()}
+    single = [{k: {n: np.float32(v) for n, v in own.items()} for k, own in tree.items()} for tree in (found, target)]
+    expected = [WORDS[name]((found, attack), (target, attack)) for attack in range(3)]
+    np.testing.assert_allclose(DISTANCES[name](*single), expected, rtol=0.01)
+
+
 def test_only_the_distance_by_layers_is_blind_to_a_clip_of_layers():
     found, target = trees()
     scaled = {layer: {k: v * factor for k, v in target[layer].items()} for layer, factor in (("a", 0.01), ("z", 3.0))}

@@ -114,6 +114,15 @@ def test_images_come_back(name):
     assert scored.success.mean() >= 0.75 and scored.items.mse[scored.success].max() < 1e-2
 
 
+@pytest.mark.parametrize("distance", ["cosine", "entropy"])
+def test_other_distances_go_as_far_as_the_paper_s_with_lbfgs(distance):
+    """Its tolerances are absolute, and these distances are small numbers: unscaled, the attack ends at once."""
+    given = victims(count=3, dtype="float32", **IMAGES)
+    found = quick(given.observation, make_attack("cpl", distance=distance, iterations=40), precision="float32")
+    assert (found.distance < 1e-4).all() and (found.iterations > 0).all()
+    assert score(found, given.x, given.y).success.all()
+
+
 def test_inverting_by_cosine_and_total_variation():
     given = victims(count=3, dtype="float32", **IMAGES)
     smooth = np.linspace(0, 1, 8)[None, None, :, None, None] * np.ones((3, 1, 8, 8, 1), np.float32)
