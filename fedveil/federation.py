@@ -8,6 +8,7 @@ The module is callable: `fedveil.federation(...)` is its function `federation`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -150,6 +151,7 @@ def make_setting(config: Config, partition: Partition, batches: BatchSampling, m
         max_weight=float(weights.max()),
         smallest=sizes[0][0],
         layers=_layers(model),
+        values=_values(model) if any(defense.counts_values for defense in config.defense) else 0,
         dropout=train.dropout,
         late=train.late,
         plain_server=train.server_lr == 1.0 and train.server_momentum == 0.0,
@@ -178,6 +180,13 @@ def _layers(model: Model) -> int:
     import jax
 
     return len(jax.eval_shape(model.init, jax.random.key(0)))
+
+
+def _values(model: Model) -> int:
+    """The parameters of a model: the values of an update."""
+    import jax
+
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
 
 
 @dataclass(frozen=True)

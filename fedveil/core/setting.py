@@ -35,6 +35,7 @@ class Setting:
     lr_end: float | None = None  # η in the last round, reached linearly; None: as in the first
     secret_draws: bool = True  # cohorts, batches and noise come from a secret, not from a seed in the config
     max_share: float = 0.0  # the largest share that one message can have in a round's mean; 0: max_weight/per_round
+    values: int = 0  # d, the values of one update; counted only where a defence asks for it
 
     def lr_at(self, round_: Any) -> Any:
         """The learning rate of a round: a number, an array of rounds, or a round that is traced under jit."""

@@ -39,6 +39,19 @@ class Partition:
         """Indices of the examples that client i holds."""
         return self.order[self.start[i] : self.start[i] + self.length[i]]
 
+    def set_aside(self, share: float) -> tuple[Partition, Partition]:
+        """This share of each client's examples, evenly spread over them, and the rest: neither is empty.
+
+        Every client needs two examples or more.
+        """
+        length = self.length.astype(np.int64)
+        owner = np.repeat(np.arange(self.clients), length)
+        rank = np.arange(len(owner)) - np.repeat(np.cumsum(length) - length, length)
+        size, count = length[owner], np.clip(np.round(share * length), 1, length - 1).astype(np.int64)[owner]
+        aside = (rank + 1) * count // size > rank * count // size
+        rows = self.order[self.start[owner] + rank]
+        return _pack(owner[aside], rows[aside], self.clients), _pack(owner[~aside], rows[~aside], self.clients)
+
     def copies(self) -> int:
         """The largest number of clients that hold the same example. An account per distinct image counts them all."""
         # Ranges may overlap (`copies` shares one range), so first count the clients that read each entry of the table.

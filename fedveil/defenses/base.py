@@ -75,10 +75,11 @@ class DefenseContext(Protocol):
     @property
     def partition(self) -> Partition: ...
 
-    def measure_clients(self, params: Tree, measure: Callable[..., Tree]) -> Tree:
+    def measure_clients(self, params: Tree, measure: Callable[..., Tree], validation: float = 0.0) -> Tree:
         """[clients, ...]: each client trains from `params` for one round and measures the result on its own data.
 
-        `measure` takes model, parameters, examples, labels and a mask that tells examples from padding.
+        `measure` takes model, parameters, examples, labels and a mask that tells examples from padding. `validation`:
+        the share of each client's examples that this training leaves out and `measure` gets; 0: it gets them all.
         """
 
     def public_epoch(self, params: Tree, at: StageContext) -> Tree:
@@ -165,6 +166,11 @@ class Defense:
         return None if self.stateful or self.private else self
 
     # --- what a node or a server asks before a deployed round
+
+    @property
+    def counts_values(self) -> bool:
+        """Whether its sensitivity depends on the number of values in an update, `Setting.values`."""
+        return False
 
     def clip_bounds(self) -> tuple[float, ...]:
         """Every clip bound that it uses."""

@@ -472,6 +472,19 @@ def test_dpfl_counts_pure_budgets():
     assert any("losses" in line for line in chosen.assumptions)
 
 
+def test_a_clamp_of_every_value_costs_as_many_times_the_bound_as_there_are_values():
+    """L1 sensitivity 2αd under replace; without a known number of values there is no account. The paper's claim is ε."""
+    where = setting(clients=10, per_round=10, rounds=4, sampling="fixed", lr=0.1, layers=4, local_steps=2, values=50)
+    clamped = DPFL(epsilon=0.04, clip_norm="value", allocation="even", selection="uniform")
+    planned = transcript.planned([clamped], where, 4)
+    row = ledger.certified(planned, "server", "client", DELTA, "replace")
+    assert row.certified and row.epsilon == pytest.approx(4 * 50 * (0.04 / 4 / 0.1), rel=0.02)
+    (claim,) = ledger.rows(planned, accountants=("paper",))
+    assert (claim.epsilon, claim.certified) == (0.04, False) and "one value" in claim.reason
+    with pytest.raises(ValueError, match="Setting.values"):
+        transcript.planned([clamped], replace(where, values=0), 4)
+
+
 def test_selection_by_losses_takes_the_coins_from_every_mechanism():
     """Fed-CDP's own account averages over participations; beside a defence that selects by losses it counts them all."""
     where = setting(sampling="fixed", rounds=5, local_steps=2)

@@ -34,7 +34,7 @@ HUGE = 1e6
 SETTING = Setting(
     clients=40, per_round=8, rounds=11, batch=5, local_steps=4, sampling="fixed", batching="shuffle",
     aggregation="fedsgd", weights="size", lr=0.2, lr_end=0.05, max_weight=1.7, min_weight=0.4, smallest=30,
-    layers=LAYERS, sizes=((30, 4), (90, 4)), max_share=0.31,
+    layers=LAYERS, sizes=((30, 4), (90, 4)), max_share=0.31, values=LAYERS * SHAPE[0] * SHAPE[1],
 )  # fmt: skip
 
 
@@ -108,8 +108,10 @@ def _upload_laplace(defense: Any, number: int, single: bool) -> Measured:
     shares = {f"layer{n}": jnp.asarray(1.0 / LAYERS) for n in range(LAYERS)}
     quiet, _ = defense.apply_with_state("upload", tree(0.0), shares, at(number))
     one = jax.tree.map(lambda a: a.at[0, 0].set(HUGE), tree(0.0))
-    loud, _ = defense.apply_with_state("upload", one, shares, at(number))
-    return Measured(noise_of(quiet, "laplace"), size_of(jax.tree.map(lambda a, b: a - b, loud, quiet), "l1"))
+    neighbours = (one, tree(HUGE), tree(-HUGE))  # one large value, or all of them
+    louds = [defense.apply_with_state("upload", neighbour, shares, at(number))[0] for neighbour in neighbours]
+    moves = [size_of(jax.tree.map(lambda a, b: a - b, loud, quiet), "l1") for loud in louds]
+    return Measured(noise_of(quiet, "laplace"), max(moves))
 
 
 def _broadcast(defense: Any, number: int, single: bool) -> Measured:
@@ -145,6 +147,7 @@ CASES += [
 CASES += [
     (NbAFL(clip=2.0), "server", _upload_model),
     (DPFL(clip=0.5, allocation="even", selection="uniform"), "server", _upload_laplace),
+    (DPFL(clip=0.5, clip_norm="value", allocation="even", selection="uniform"), "server", _upload_laplace),
 ]
 
 
