@@ -30,7 +30,13 @@ def test_the_paper_s_size():
         assert (made.data.clients, made.train.per_round, made.train.rounds) == (50, 10, 50)
     cells = {cell.row: cell for cell in two_dp_fl.fig_6(FULL) if cell.column == "ε = 20"}
     assert cells["2dp-fl"].options == {"epsilon": 20.0, "delta": 1e-3}
-    assert config_of(cells["nbafl, 31 rounds"]).train.rounds == 31
+    published = cells["nbafl"]
+    assert config_of(published).train.rounds == 31 and config_of(cells["nbafl, 50 rounds"]).train.rounds == 50
+    for row, cell in cells.items():
+        if row.startswith("nbafl"):
+            defense = config_of(cell).defense[0]
+            assert defense.clip == (1.0 if "C = 1" in row else 10.0) and defense.epsilon == 20.0
+            assert defense.exposures == (None if "every upload" in row or "certified" in row else 1)
 
 
 def test_delta_of_the_sweep_is_that_of_the_account():
