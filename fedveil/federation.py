@@ -82,6 +82,7 @@ def partition_of(config: Config, labels: np.ndarray, classes: int) -> Partition:
         clients=data.clients,
         per_client=data.per_client,
         classes_per_client=data.classes_per_client or 2,
+        groups_per_client=data.groups_per_client or 1,
         alpha=data.alpha,
         label_sets=data.label_sets,
         classes=classes,

@@ -17,6 +17,7 @@ _LABEL_SETS = 0x736574  # the purpose of draws for label sets; partitions use th
 
 GROUPS_DISJOINT = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9)) + tuple((label,) for label in range(10))
 GROUPS_OVERLAP = ((0, 1, 2, 3), (2, 3, 4, 5), (4, 5, 6, 7), (6, 7, 8, 9), (8, 9, 0, 1))
+GROUPS_MIXED = GROUPS_DISJOINT + GROUPS_OVERLAP
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class PartitionSettings:
     clients: int
     per_client: int | None = None
     classes_per_client: int = 2
+    groups_per_client: int = 1
     alpha: float = 0.5
     label_sets: Sequence[Sequence[int]] | None = None  # the first clients hold only these classes
     classes: int | None = None  # None: the largest label and one
@@ -258,7 +260,10 @@ def _shards(request: Request) -> Partition:
 
 
 def _groups(name: str, groups: tuple[tuple[int, ...], ...]) -> Callable[[Request], Partition]:
-    """Client k has the classes of group k mod len(groups). A class is divided evenly among the clients that have it."""
+    """Client k has the classes of the next `groups_per_client` groups, g·k, g·k + 1, ... mod len(groups).
+
+    A class is divided evenly among the clients that have it.
+    """
 
     def make(request: Request) -> Partition:
         if request.classes != 10:
@@ -266,10 +271,13 @@ def _groups(name: str, groups: tuple[tuple[int, ...], ...]) -> Callable[[Request
         _check_enough(request)
         owners, indices = [], []
         got = np.zeros(request.clients, np.int64)
-        group_of = np.arange(request.clients) % len(groups)
+        each = request.settings.groups_per_client
+        if each > len(groups):
+            raise ConfigError("data.groups_per_client", each, f"takes 1 to {len(groups)}, the groups of '{name}'")
+        groups_of = np.arange(request.clients * each).reshape(request.clients, each) % len(groups)
         for label in range(10):
             having = np.array([label in group for group in groups])
-            holders = np.flatnonzero(having[group_of])
+            holders = np.flatnonzero(having[groups_of].any(axis=1))
             index = request.rng.permutation(np.flatnonzero(request.labels == label))
             if len(index) < len(holders):  # too few for all: the clients with the fewest examples get one
                 holders = np.sort(holders[np.argsort(got[holders], kind="stable")[: len(index)]])
@@ -375,13 +383,13 @@ PARTITIONS: dict[str, PartitionInfo] = {
         PartitionInfo(
             "groups-disjoint",
             "15 label groups: five pairs of classes and ten single classes",
-            ("per_client",),
+            ("per_client", "groups_per_client"),
             _groups("groups-disjoint", GROUPS_DISJOINT),
         ),
         PartitionInfo(
             "groups-overlap",
             "5 label groups of four classes, neighbours share two",
-            ("per_client",),
+            ("per_client", "groups_per_client"),
             _groups("groups-overlap", GROUPS_OVERLAP),
         ),
         PartitionInfo(
@@ -398,5 +406,11 @@ PARTITIONS: dict[str, PartitionInfo] = {
         ),
         PartitionInfo("dirichlet", "each class shared out by a draw from Dir(alpha)", ("alpha",), _dirichlet),
         PartitionInfo("quantity", "random labels, sizes shared out by a draw from Dir(alpha)", ("alpha",), _quantity),
+        PartitionInfo(  # at the end: the rank in this table is part of a partition's random key
+            "groups-mixed",
+            "all 20 label groups: the 15 disjoint and the 5 overlapping ones",
+            ("per_client", "groups_per_client"),
+            _groups("groups-mixed", GROUPS_MIXED),
+        ),
     )
 }
