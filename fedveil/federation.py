@@ -293,25 +293,30 @@ def prepare(
 
 
 def affordable_rounds(config: Config, defenses: Sequence[Defense], setting: Setting) -> tuple[int, str]:
-    """The rounds to make: those of the config, or as many as its budget allows; and if fewer, why.
+    """The rounds to make: those of the config, or as many as the budgets of config and defences allow; if fewer, why.
 
     The account depends on the rounds and on nothing that happens in them, so it is settled before the first one, and a run
     that is resumed stops where the undisturbed one does.
     """
+    most, spent = setting.rounds, ""
+    for defense in defenses:
+        last = defense.last_round(setting)
+        if last is not None and last < most:
+            most, spent = last, f"{defense.name}: its budget is spent after round {last} of {setting.rounds}"
     budget = config.train.budget
     if budget is None:
-        return setting.rounds, ""
+        return most, spent
     goal = calibrate.Goal(budget.epsilon, budget.delta, budget.tap, budget.unit)
     try:
-        rounds = calibrate.rounds_for(defenses, setting, goal, most=setting.rounds)
+        rounds = calibrate.rounds_for(defenses, setting, goal, most=most)
     except ConfigError as error:
         raise ConfigError("train.budget", budget.model_dump(), error.takes) from None
     kept = f"ε = {budget.epsilon:g} at δ = {budget.delta:g}, tap {budget.tap}, unit {budget.unit}"
     if rounds == 0:
         takes = f"one round alone exceeds {kept}: more noise, or a larger ε"
         raise ConfigError("train.budget", budget.model_dump(), takes)
-    if rounds == setting.rounds:
-        return rounds, ""
+    if rounds == most:
+        return most, spent
     return rounds, f"budget: round {rounds + 1} of {setting.rounds} would exceed {kept}"
 
 

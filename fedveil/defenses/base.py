@@ -153,6 +153,10 @@ class Defense:
         """The stages at which it adds calibrated noise: two defences must not share one."""
         return ()
 
+    def last_round(self, setting: Setting) -> int | None:
+        """The number of rounds after which its own budget is spent and the run ends; None: it sets no end."""
+        return None
+
     def dial(self, unit: str) -> Dial | None:
         """The key that calibration turns for this unit; None where the defence has no account."""
         return None
