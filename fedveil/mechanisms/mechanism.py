@@ -208,6 +208,26 @@ class Mechanism:
 
 
 @dataclass(frozen=True)
+class ClientMechanism(Mechanism):
+    """A mechanism at a client whose noise is σ times the client's own factor, `factors[k mod n]` for client k.
+
+    The account is that of the smallest factor, and so is the noise where no client is known.
+    """
+
+    factors: tuple[float, ...] = (1.0,)
+
+    def scale(self, at: Point) -> Scalar:
+        return super().scale(at) * self._factor(getattr(at, "client", None))
+
+    def _factor(self, client: Any) -> Scalar:
+        if client is None:
+            return min(self.factors)
+        import jax.numpy as jnp
+
+        return jnp.asarray(self.factors)[client % len(self.factors)]
+
+
+@dataclass(frozen=True)
 class LayerLaplace(Mechanism):
     """Laplace noise whose budget ε is divided among the layers: scale Δf/(ε·share), Δf = 2·η·bound (dpfl, Algorithm 2).
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedveil
 from fedveil.core.setting import Setting
 from fedveil.core.stage import StageContext
 from fedveil.defenses.base import Defense
@@ -141,6 +142,11 @@ CASES += [
     (TwoDP(clip=0.7, noise=3.0, server_noise_mode=mode), "client", _example) for mode in ("distinct", "same", "none")
 ]
 CASES += [
+    (TwoDP(clip=0.7, noise=3.0, noise_factors=(2.0, 0.5)), "client", _example),
+    (TwoDP(clip=0.7, omega=0.5, epsilon=4.0), "client", _example),
+    (TwoDP(clip=0.7, omega=0.5, epsilon=4.0, server_noise=2.0), "broadcast", _broadcast),
+]
+CASES += [
     (TwoDP(clip=0.7, server_noise=3.0, server_noise_mode=mode), "broadcast", _broadcast)
     for mode in ("distinct", "same")
 ]
@@ -168,6 +174,39 @@ def test_noise_over_sensitivity_is_the_multiplier(defense: Any, tap: str, measur
     release = next(r for r in defense.events(SETTING) if r.tap == tap)
     planned = release.by_round[number] if release.by_round else release.multiplier
     assert planned == pytest.approx(declared, rel=1e-6)
+
+
+def test_noise_by_client_is_accounted_by_the_smallest() -> None:
+    """2dp-fl's σ_k: client k has the factor k mod 3, and a client that is not known the smallest."""
+    defense = TwoDP(clip=0.7, noise=2.0, noise_factors=(2.0, 0.5, 1.0))
+    (placed,) = (p for p in defense.mechanisms(SETTING) if p.tap == "client")
+    assert placed.multiplier_at(SETTING, 6, 0.1) == 1.0
+    for client, sigma in ((0, 4.0), (1, 1.0), (5, 2.0), (None, 1.0)):
+        point = replace(at(6), client=client)
+        noise = noise_of(defense.example_sum(tree(0.0, 5), jnp.ones(5, bool), point), "gaussian")
+        assert noise == pytest.approx(0.7 * sigma, rel=ERROR)
+    assert defense.noise_levels() == (1.0,)  # what a node's limits look at
+
+
+def test_every_client_gets_the_noise_of_its_factor_in_a_round() -> None:
+    """Client 1 is as without factors; the noise of client 0 is twenty times as large."""
+
+    def steps(factors: list[float] | None) -> list[Any]:
+        found = fedveil.federation(
+            {
+                "data": {"clients": 2, "per_client": 40, "partition": "iid"},
+                "model": {"name": "logistic"},
+                "train": {"rounds": 1, "per_round": 2, "local_steps": 1, "noise_seed": 3},
+                "defense": {"name": "2dp-fl", "noise_factors": factors},
+            }
+        ).simulator
+        state = found.start()
+        return [found.observe(state, 0, client, frozenset({"batch"}))["batch"] for client in (0, 1)]
+
+    plain, factored = steps(None), steps([20.0, 1.0])
+    size = lambda value: noise_of(value, "gaussian")  # noqa: E731
+    assert size(plain[1]) == size(factored[1])
+    assert 15 < size(factored[0]) / size(plain[0]) < 25
 
 
 def test_every_mechanism_of_every_defence_is_measured() -> None:
