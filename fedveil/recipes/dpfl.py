@@ -379,7 +379,7 @@ RECIPES: tuple[Recipe, ...] = (
         (CONTENT, SSIM, MSE),
         f"{SMALLER_ATTACK}; MNIST and CIFAR-10",
         why="an active clip misleads an attack by squared distance even without noise: the row `clip alone` "
-        "separates the two effects. The row `clamp` has no such clip",
+        "separates the two effects. In the row `clamp` no value reaches the bound",
     ),
     Recipe(
         "dpfl/fig-8",
