@@ -87,13 +87,16 @@ def fig_3(size: Size) -> list[Cell]:
 
 def fig_4(size: Size) -> list[Cell]:
     """Fig 4: by the number of classes in which attacker and victim differ. The victim's five classes stay the same."""
+    more = size.pick(full=("attack.seeds=10",), quick=())  # federations: the differences are small
     made = []
     for clients in size.pick(full=(10, 20, 50), quick=(50,)):
         for adversary in ("passive-local", "passive-global"):
             for apart in size.pick(full=range(6), quick=(0, 5)):
                 attacker = tuple(label - apart for label in VICTIM)
                 row = f"K = {clients}, {adversary}"
-                made.append(_inversion(size, row, str(apart), adversary, NONE, attacker=attacker, clients=clients))
+                made.append(
+                    _inversion(size, row, str(apart), adversary, NONE, *more, attacker=attacker, clients=clients)
+                )
     return made
 
 

@@ -239,6 +239,16 @@ def test_a_table_shows_published_measured_gap_and_what_was_not_run(counted, tmp_
     assert re.search(r"1 of 2 runs, \d+ seconds in all\. half the clients: Fed-CDP, K=1000 10%\.", text)
 
 
+def test_a_time_that_was_not_kept_is_not_made_up(counted, tmp_path):
+    recipe, cache = recipe_of(1, 2), Cache(tmp_path)
+    run.run([recipe], FULL, cache)
+    first, second = cache.rows.values()
+    first["seconds"] = None
+    assert "2 runs, 0 seconds in all, without the time of 1 of them." in "\n".join(section(recipe, cache))
+    second["seconds"] = None
+    assert "2 runs; their time was not recorded." in "\n".join(section(recipe, cache))
+
+
 def test_numbers_are_reached_by_dots_and_what_is_no_number_is_none():
     result = {"a": {"b": 1.5, "t": True, "n": None, "inf": float("inf")}}
     assert reach(result, "a.b") == 1.5
