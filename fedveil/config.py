@@ -76,6 +76,7 @@ class DataConfig(Section):
     clients: int = Field(100, ge=1, le=10_000_000, description="number of clients, K")
     per_client: int | None = Field(None, ge=1, description="examples per client, N_i (by dataset)")
     classes_per_client: int | None = Field(None, ge=1, description="classes or shards per client (2; LFW 15)")
+    groups_per_client: int | None = Field(None, ge=1, description="label groups per client, for groups-* (1)")
     alpha: float = Field(0.5, gt=0, description="Dirichlet concentration, for dirichlet and quantity")
     label_sets: list[list[int]] | None = Field(
         None,
@@ -429,7 +430,8 @@ def _resolve_data(config: Config) -> DataConfig:
     data, info = config.data, DATASETS[config.data.name]
     name = data.partition or info.partition
     keys = PARTITIONS[name].keys
-    _refuse_unread("data", data, keys, ("per_client", "classes_per_client", "alpha"), f"partition '{name}'")
+    read = ("per_client", "classes_per_client", "groups_per_client", "alpha")
+    _refuse_unread("data", data, keys, read, f"partition '{name}'")
     _refuse_unread("data", data, info.keys, ("min_images", "size"), f"dataset '{info.name}'")
     if data.features != "raw" and (info.kind != "image" or min(info.shape[:2]) < SMALLEST_SCATTERED):
         takes = f"takes images of at least {SMALLEST_SCATTERED} pixels: use raw"

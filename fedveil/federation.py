@@ -8,6 +8,7 @@ The module is callable: `fedveil.federation(...)` is its function `federation`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -80,6 +81,7 @@ def partition_of(config: Config, labels: np.ndarray, classes: int) -> Partition:
         clients=data.clients,
         per_client=data.per_client,
         classes_per_client=data.classes_per_client or 2,
+        groups_per_client=data.groups_per_client or 1,
         alpha=data.alpha,
         label_sets=data.label_sets,
         classes=classes,
@@ -141,6 +143,7 @@ def make_setting(config: Config, partition: Partition, batches: BatchSampling, m
         max_weight=float(weights.max()),
         smallest=sizes[0][0],
         layers=_layers(model),
+        values=_values(model) if any(defense.counts_values for defense in config.defense) else 0,
         dropout=train.dropout,
         late=train.late,
         plain_server=train.server_lr == 1.0 and train.server_momentum == 0.0,
@@ -170,6 +173,13 @@ def _layers(model: Model) -> int:
     import jax
 
     return len(jax.eval_shape(model.init, jax.random.key(0)))
+
+
+def _values(model: Model) -> int:
+    """The parameters of a model: the values of an update."""
+    import jax
+
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
 
 
 @dataclass(frozen=True)
@@ -272,25 +282,30 @@ def prepare(
 
 
 def affordable_rounds(config: Config, defenses: Sequence[Defense], setting: Setting) -> tuple[int, str]:
-    """The rounds to make: those of the config, or as many as its budget allows; and if fewer, why.
+    """The rounds to make: those of the config, or as many as the budgets of config and defences allow; if fewer, why.
 
     The account depends on the rounds and on nothing that happens in them, so it is settled before the first one, and a run
     that is resumed stops where the undisturbed one does.
     """
+    most, spent = setting.rounds, ""
+    for defense in defenses:
+        last = defense.last_round(setting)
+        if last is not None and last < most:
+            most, spent = last, f"{defense.name}: its budget is spent after round {last} of {setting.rounds}"
     budget = config.train.budget
     if budget is None:
-        return setting.rounds, ""
+        return most, spent
     goal = calibrate.Goal(budget.epsilon, budget.delta, budget.tap, budget.unit)
     try:
-        rounds = calibrate.rounds_for(defenses, setting, goal, most=setting.rounds)
+        rounds = calibrate.rounds_for(defenses, setting, goal, most=most)
     except ConfigError as error:
         raise ConfigError("train.budget", budget.model_dump(), error.takes) from None
     kept = f"ε = {budget.epsilon:g} at δ = {budget.delta:g}, tap {budget.tap}, unit {budget.unit}"
     if rounds == 0:
         takes = f"one round alone exceeds {kept}: more noise, or a larger ε"
         raise ConfigError("train.budget", budget.model_dump(), takes)
-    if rounds == setting.rounds:
-        return rounds, ""
+    if rounds == most:
+        return most, spent
     return rounds, f"budget: round {rounds + 1} of {setting.rounds} would exceed {kept}"
 
 

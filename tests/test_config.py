@@ -51,6 +51,7 @@ DATA = section(
     clients=WHOLE,
     per_client=WHOLE,
     classes_per_client=WHOLE,
+    groups_per_client=WHOLE,
     alpha=POSITIVE,
     min_images=st.sampled_from([14, 20]),
     size=st.sampled_from([32, 64, 128]),

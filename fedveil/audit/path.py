@@ -180,7 +180,8 @@ class NodePath:
         with jax.enable_x64(self.task.dtype == "float64"):
             state = self.path.state(factor)
             inputs = sim.inputs(state, number)
-            context = RoundContext(self._key(number, client), self._key(number, -1), jnp.int32(number), inputs.lr)
+            keys = self._key(number, client), self._key(number, -1)
+            context = RoundContext(*keys, jnp.int32(number), inputs.lr, client)
             known = jax.tree.map(lambda a: a[client], state.clients)
             own = ClientInputs(client, 0, batches, state=known)
             return _leaves(node.local_round(self.task, inputs, state.params, own, context).message)

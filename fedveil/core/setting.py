@@ -36,6 +36,7 @@ class Setting:
     secret_draws: bool = True  # cohorts, batches and noise come from a secret, not from a seed in the config
     may_stop: bool = False  # training may end before `rounds`, by its results; all rounds are charged
     max_share: float = 0.0  # the largest share that one message can have in a round's mean; 0: max_weight/per_round
+    values: int = 0  # d, the values of one update; counted only where a defence asks for it
 
     def lr_at(self, round_: Any) -> Any:
         """The rate, linear from `lr` to `lr_end`, in a round: a number, an array, or a round that is traced under jit."""

@@ -57,3 +57,4 @@ class StageContext:
     lr: jax.Array | float
     divisor: jax.Array | float = 1.0  # what the sum at this stage is divided by afterwards
     open: bool = False  # whether the tap `example` is open: every example then needs separate noise
+    client: jax.Array | int | None = None  # the client whose stage it is; None at the server's stages

@@ -18,6 +18,7 @@ _LABEL_SETS = 0x736574  # the purpose of draws for label sets; partitions use th
 
 GROUPS_DISJOINT = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9)) + tuple((label,) for label in range(10))
 GROUPS_OVERLAP = ((0, 1, 2, 3), (2, 3, 4, 5), (4, 5, 6, 7), (6, 7, 8, 9), (8, 9, 0, 1))
+GROUPS_MIXED = GROUPS_DISJOINT + GROUPS_OVERLAP
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,19 @@ class Partition:
         """Indices of the examples that client i holds."""
         return self.order[self.start[i] : self.start[i] + self.length[i]]
 
+    def set_aside(self, share: float) -> tuple[Partition, Partition]:
+        """This share of each client's examples, evenly spread over them, and the rest: neither is empty.
+
+        Every client needs two examples or more.
+        """
+        length = self.length.astype(np.int64)
+        owner = np.repeat(np.arange(self.clients), length)
+        rank = np.arange(len(owner)) - np.repeat(np.cumsum(length) - length, length)
+        size, count = length[owner], np.clip(np.round(share * length), 1, length - 1).astype(np.int64)[owner]
+        aside = (rank + 1) * count // size > rank * count // size
+        rows = self.order[self.start[owner] + rank]
+        return _pack(owner[aside], rows[aside], self.clients), _pack(owner[~aside], rows[~aside], self.clients)
+
     def copies(self) -> int:
         """The largest number of clients that hold the same example. An account per distinct image counts them all."""
         # Ranges may overlap (`copies` shares one range), so first count the clients that read each entry of the table.
@@ -57,6 +71,7 @@ class PartitionSettings:
     clients: int
     per_client: int | None = None
     classes_per_client: int = 2
+    groups_per_client: int = 1
     alpha: float = 0.5
     label_sets: Sequence[Sequence[int]] | None = None  # the first clients hold only these classes
     classes: int | None = None  # None: the largest label and one
@@ -236,7 +251,10 @@ def _shards(request: Request) -> Partition:
 
 
 def _groups(name: str, groups: tuple[tuple[int, ...], ...]) -> Callable[[Request], Partition]:
-    """Client k has the classes of group k mod len(groups). A class is divided evenly among the clients that have it."""
+    """Client k has the classes of the next `groups_per_client` groups, g·k, g·k + 1, ... mod len(groups).
+
+    A class is divided evenly among the clients that have it.
+    """
 
     def make(request: Request) -> Partition:
         if request.classes != 10:
@@ -244,10 +262,13 @@ def _groups(name: str, groups: tuple[tuple[int, ...], ...]) -> Callable[[Request
         _check_enough(request)
         owners, indices = [], []
         got = np.zeros(request.clients, np.int64)
-        group_of = np.arange(request.clients) % len(groups)
+        each = request.settings.groups_per_client
+        if each > len(groups):
+            raise ConfigError("data.groups_per_client", each, f"takes 1 to {len(groups)}, the groups of '{name}'")
+        groups_of = np.arange(request.clients * each).reshape(request.clients, each) % len(groups)
         for label in range(10):
             having = np.array([label in group for group in groups])
-            holders = np.flatnonzero(having[group_of])
+            holders = np.flatnonzero(having[groups_of].any(axis=1))
             index = request.rng.permutation(np.flatnonzero(request.labels == label))
             if len(index) < len(holders):  # too few for all: the clients with the fewest examples get one
                 holders = np.sort(holders[np.argsort(got[holders], kind="stable")[: len(index)]])
@@ -350,13 +371,13 @@ PARTITIONS: dict[str, PartitionInfo] = {
         PartitionInfo(
             "groups-disjoint",
             "15 label groups: five pairs of classes and ten single classes",
-            ("per_client",),
+            ("per_client", "groups_per_client"),
             _groups("groups-disjoint", GROUPS_DISJOINT),
         ),
         PartitionInfo(
             "groups-overlap",
             "5 label groups of four classes, neighbours share two",
-            ("per_client",),
+            ("per_client", "groups_per_client"),
             _groups("groups-overlap", GROUPS_OVERLAP),
         ),
         PartitionInfo(
@@ -373,5 +394,11 @@ PARTITIONS: dict[str, PartitionInfo] = {
         ),
         PartitionInfo("dirichlet", "each class shared out by a draw from Dir(alpha)", ("alpha",), _dirichlet),
         PartitionInfo("quantity", "random labels, sizes shared out by a draw from Dir(alpha)", ("alpha",), _quantity),
+        PartitionInfo(  # at the end: the rank in this table is part of a partition's random key
+            "groups-mixed",
+            "all 20 label groups: the 15 disjoint and the 5 overlapping ones",
+            ("per_client", "groups_per_client"),
+            _groups("groups-mixed", GROUPS_MIXED),
+        ),
     )
 }

@@ -75,10 +75,11 @@ class DefenseContext(Protocol):
     @property
     def partition(self) -> Partition: ...
 
-    def measure_clients(self, params: Tree, measure: Callable[..., Tree]) -> Tree:
+    def measure_clients(self, params: Tree, measure: Callable[..., Tree], validation: float = 0.0) -> Tree:
         """[clients, ...]: each client trains from `params` for one round and measures the result on its own data.
 
-        `measure` takes model, parameters, examples, labels and a mask that tells examples from padding.
+        `measure` takes model, parameters, examples, labels and a mask that tells examples from padding. `validation`:
+        the share of each client's examples that this training leaves out and `measure` gets; 0: it gets them all.
         """
 
     def public_epoch(self, params: Tree, at: StageContext) -> Tree:
@@ -152,6 +153,10 @@ class Defense:
         """The stages at which it adds calibrated noise: two defences must not share one."""
         return ()
 
+    def last_round(self, setting: Setting) -> int | None:
+        """The number of rounds after which its own budget is spent and the run ends; None: it sets no end."""
+        return None
+
     def dial(self, unit: str) -> Dial | None:
         """The key that calibration turns for this unit; None where the defence has no account."""
         return None
@@ -165,6 +170,11 @@ class Defense:
         return None if self.stateful or self.private else self
 
     # --- what a node or a server asks before a deployed round
+
+    @property
+    def counts_values(self) -> bool:
+        """Whether its sensitivity depends on the number of values in an update, `Setting.values`."""
+        return False
 
     def clip_bounds(self) -> tuple[float, ...]:
         """Every clip bound that it uses."""

@@ -2,9 +2,11 @@
 
 Three parts, each of which can be switched off alone:
 
-- **noise** (Algorithm 2, lines 11 to 17): the update is clipped in L1 norm to α; layer i gets Laplace noise of scale
-  Δf/ε_i, Δf = 2ηα as printed, η the learning rate of the first round. `allocation`: ε_i = ε·PoGZ_i/ΣPoGZ (Eq. 3; PoGZ is
-  measured once at each client, see `importance`) or ε/M for each of M layers (`even`).
+- **noise** (Algorithm 2, lines 11 to 17): the update is clipped to α; layer i gets Laplace noise of scale Δf/ε_i, Δf = 2ηα
+  as printed, η the learning rate of the first round. `clip_norm`: α bounds the L1 norm of the update (Eq. 2 as printed)
+  or each of its values (the note below Eq. 2: -α ≤ ∇g ≤ α). `allocation`: ε_i = ε·PoGZ_i/ΣPoGZ (Eq. 3; PoGZ is measured
+  once at each client, see `importance`), ε_i ∝ 1/PoGZ_i (`inverse`; the contributions: "more budgets will be allocated to
+  less important layers"), or ε/M for each of M layers (`even`).
 - **selection** (Algorithm 1): drop the α1·K clients of smallest value v = (n_k/n)·loss, draw (1 − α3)·m of the others with
   probability ∝ exp(α2·v), the rest uniformly from all that are left, dropped ones included. A client's v is that of its
   last round; one not seen yet has the largest, so that everyone is seen first.
@@ -15,6 +17,7 @@ scales by η a weight difference that has η in it already and divides by those 
 
 Sensitivity: one client changes its update by up to α (zero-out) or 2α (replace) in L1 norm, over all layers together. So
 one upload costs max_i ε_i/η (replace), not ε: the printed Δf has an η too many, and the layers' budgets need not be added.
+With `value`, d values change by up to 2α each, so the L1 norm by 2αd: one upload costs d times as much.
 """
 
 from __future__ import annotations
@@ -46,8 +49,10 @@ class DPFL(Defense):
     """Clip updates in L1, Laplace noise by layer; choose clients by loss; fine-tune on public data."""
 
     clip: Annotated[float, Field(gt=0)] = 1.0  # α
+    clip_norm: Literal["l1", "value"] = "l1"
     epsilon: Annotated[float, Field(gt=0)] = 10.0
-    allocation: Literal["pogz", "even"] = "pogz"
+    allocation: Literal["pogz", "inverse", "even"] = "pogz"
+    validation: Annotated[float, Field(gt=0, lt=1)] | None = None  # share of a client's data that PoGZ is measured on
     selection: Literal["active", "uniform"] = "active"
     alpha1: Annotated[float, Field(ge=0, lt=1)] = 0.3
     alpha2: Annotated[float, Field(ge=0)] = 0.01
@@ -80,6 +85,18 @@ class DPFL(Defense):
             raise ConfigError("train.aggregation", setting.aggregation, takes)
         if self.public_only and not self.finetune:
             raise ConfigError("defense.public_only", True, "trains by fine-tuning alone: set defense.finetune = true")
+        if self.validation and not self.measures:
+            takes = "only PoGZ is measured on it: set defense.allocation = 'pogz' or 'inverse', or leave it out"
+            raise ConfigError("defense.validation", self.validation, takes)
+
+    @property
+    def measures(self) -> bool:
+        """Whether the budgets follow PoGZ, measured on private data."""
+        return self.allocation != "even"
+
+    @property
+    def counts_values(self) -> bool:
+        return self.clip_norm == "value"
 
     # --- before training
 
@@ -95,9 +112,12 @@ class DPFL(Defense):
         if self.finetune and (public is None or not len(public)):
             takes = "this dataset has no examples to spare for a public set: set defense.finetune = false"
             raise ConfigError("defense.finetune", self.finetune, takes)
-        if self.allocation == "pogz" and not isinstance(context.model, Net):
+        if self.measures and not isinstance(context.model, Net):
             takes = "PoGZ needs the outputs of layers, which only named models show: set defense.allocation = 'even'"
             raise ConfigError("defense.allocation", self.allocation, takes)
+        if self.validation and int(context.partition.length.min()) < 2:
+            takes = "a client holds a single example, which cannot be cut in two: leave it out"
+            raise ConfigError("defense.validation", self.validation, takes)
         return self.holding(context)
 
     def initial_client_states(self, params: Any, clients: int) -> Any:
@@ -107,10 +127,11 @@ class DPFL(Defense):
 
         from fedveil.defenses import importance
 
-        if self.allocation == "even" or self.public_only:
+        if not self.measures or self.public_only:
             one = jax.tree.leaves(params)[0]
             return {layer: jnp.full(clients, 1.0 / len(params), one.dtype) for layer in params}
-        return importance.shares_of_budget(self.held.measure_clients(params, importance.pogz))
+        pogz = self.held.measure_clients(params, importance.pogz, self.validation or 0.0)
+        return importance.shares_of_budget(pogz, self.allocation == "inverse")
 
     # --- Algorithm 1
 
@@ -130,19 +151,19 @@ class DPFL(Defense):
 
     def effect(self, stage: str) -> Effect:
         if stage == "upload":
-            return Effect.READS_DATA if self.allocation == "pogz" else Effect.MECHANISM
+            return Effect.READS_DATA if self.measures else Effect.MECHANISM
         return Effect.POST_PROCESSING  # a public factor; training on public data
 
     def mechanism(self, setting: Setting) -> LayerLaplace:
-        """Clip of the whole update to α in L1 norm, Laplace noise of scale 2ηα/ε_i on layer i."""
-        clip = Clip(Schedule(self.clip), norm="l1")
+        """Clip of the update to α, in L1 norm or by value, Laplace noise of scale 2ηα/ε_i on layer i."""
+        clip = Clip(Schedule(self.clip), norm=self.clip_norm)
         return LayerLaplace(clip, Schedule(1.0), "laplace", budget=self.epsilon, lr=setting.lr)
 
     def mechanisms(self, setting: Setting) -> list[Placed]:
         reason = ""
         if self.public_only:
             reason = "no client takes part: nothing of theirs is shown, and nothing is accounted"
-        elif self.allocation == "pogz":
+        elif self.measures:
             reason = "the noise of each layer follows private data (PoGZ), so no ε holds"
         active = self.selection == "active"
         leak = ("clients report their losses without noise, and selection reads them: that is not in this account",)
@@ -173,6 +194,8 @@ class DPFL(Defense):
 
     def claims(self, setting: Setting) -> list[Claim]:
         reason = "per round, with a sensitivity that has the learning rate in it twice; rounds are not composed"
+        if self.clip_norm == "value":
+            reason += "; takes the bound of one value for that of the whole update"
         return [Claim("server", "client", reason, adjacency="replace", epsilon=self.epsilon, delta=0.0)]
 
     def dial(self, unit: str) -> Dial:

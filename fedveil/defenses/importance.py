@@ -3,8 +3,8 @@
 PoGZ (dpfl, Eq. 1): the share of values above zero in a layer's output before its activation. Relevance: layer-wise
 relevance propagation through the fully connected layers, one number for each of their parameters.
 
-Both are taken from local data after local pre-training (`DefenseContext.measure_clients`). Clients hold no validation part
-apart, so the examples are those they train on.
+Both are taken from local data after local pre-training (`DefenseContext.measure_clients`): from the examples of that
+training, or from a validation part that it leaves out.
 """
 
 from __future__ import annotations
@@ -38,10 +38,14 @@ def pogz(model: Net, params: Params, x: Array, y: Array, present: Array) -> dict
     return {name: shares.get(name, mean) for name in params}
 
 
-def shares_of_budget(importance: Mapping[str, Array]) -> dict[str, Array]:
-    """ε_i/ε of each layer: its part of the whole importance (dpfl, Eq. 3)."""
-    whole = jnp.stack(list(importance.values())).sum(axis=0)
-    return {name: value / whole for name, value in importance.items()}
+def shares_of_budget(importance: Mapping[str, Array], inverse: bool = False) -> dict[str, Array]:
+    """ε_i/ε of each layer: its part of the whole importance (dpfl, Eq. 3).
+
+    `inverse`: its part of the sum of 1/importance, so that less important layers get more.
+    """
+    weight = {name: 1.0 / value if inverse else value for name, value in importance.items()}
+    whole = jnp.stack(list(weight.values())).sum(axis=0)
+    return {name: value / whole for name, value in weight.items()}
 
 
 # --- parameters: layer-wise relevance propagation

@@ -7,6 +7,12 @@ of examples, L the exposures of an upload that are budgeted for, N clients per r
 - uplink: standard deviation c·L·2C/(m·ε) on every upload;
 - downlink: none up to T = L√N, then 2cC·√(T² − L²N)/(m·N·ε), one draw a round on the new model, the same for everyone.
 
+An upload costs ε/L by these formulas, so that a client that takes part in every round has spent ε after L rounds. `stop`
+ends the run there (2dp-fl, Fig 6(b): NbAFL exceeds ε = 20 at round 31 of 50).
+
+C bounds the weights themselves. With the default of 10 a logistic regression on MNIST learns, with 1 it does not; a larger
+network needs a larger C.
+
 Sensitivity: a clipped model is as large as C whatever the number of examples, so a client changes its upload by up to C
 (zero-out) or 2C (replace). The 2C/m of the formulas presumes that one example moves the trained model by 1/m of that.
 """
@@ -31,10 +37,11 @@ from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed, Schedule
 class NbAFL(Defense):
     """Clip each client's model, noise at the client and, where it takes more, at the server."""
 
-    clip: Annotated[float, Field(gt=0)] = 1.0  # C, on the weights
+    clip: Annotated[float, Field(gt=0)] = 10.0  # C, on the weights
     epsilon: Annotated[float, Field(gt=0)] = 20.0
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-3
     exposures: Annotated[int, Field(ge=1)] | None = None  # L; unset: as many as rounds
+    stop: bool = False  # end after L rounds
 
     name: ClassVar[str] = "nbafl"
     summary: ClassVar[str] = "clip of the local model, noise before upload and before broadcast (NbAFL, Wei et al.)"
@@ -51,6 +58,12 @@ class NbAFL(Defense):
         if self.exposures is not None and self.exposures > setting.rounds:
             takes = f"an upload happens at most once in each of the {setting.rounds} rounds: lower it, or leave it out"
             raise ConfigError("defense.exposures", self.exposures, takes)
+        if self.stop and self.exposures is None:
+            takes = "without exposures the noise is for all rounds: set defense.exposures to the uploads that ε is for"
+            raise ConfigError("defense.stop", True, takes)
+
+    def last_round(self, setting: Setting) -> int | None:
+        return self.exposures if self.stop else None
 
     def uplink(self, setting: Setting) -> float:
         """Standard deviation of the noise on an upload."""

@@ -1,13 +1,16 @@
 """2DP-FL: noise at the client and noise at the server (2dp-fl, Algorithm 1).
 
 Client (lines 6 to 10): each example's gradient is clipped as a whole to G; one Gaussian noise of scale σ_k·G is added to
-the batch sum, at each of the m local steps. Server (lines 13 and 14): the weighted mean of the models; before it goes out,
-noise of scale σ·S/U, where U is the number of clients per round and S the most that one client can move its model,
-S = η·m·G:
+the batch sum, at each of the m local steps. σ_k is `noise`, times the client's own factor if there are `noise_factors`.
+Server (lines 13 and 14): the weighted mean of the models; before it goes out, noise of scale σ·S/U, where U is the number
+of clients per round and S the most that one client can move its model, S = η·m·G:
 
 - `distinct`: every client receives its own noise;
 - `same`: one draw for all;
 - `none`: the plain model.
+
+`omega` and `epsilon`: both multipliers are then times σ = ω·√(T·ln(1/δ))/ε, the scale in the proof of Theorem 6. The paper
+leaves ω undefined, so this σ has no claim on ε but the paper's; the account is that of the σ.
 
 The paper averages models (`auto` aggregation takes fedavg), weighted by data size (`train.weights = "size"`). With `fedsgd`
 the server's noise moves the clients but does not stay in the global model.
@@ -19,21 +22,24 @@ fresh noise, so receivers together, or one over time, can average it away; no ce
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from fedveil.core.errors import ConfigError
 from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect, StageContext
-from fedveil.defenses.base import Defense, Dial
-from fedveil.mechanisms.mechanism import BroadcastNoise, Clip, Mechanism, Placed, Schedule
+from fedveil.defenses.base import Defense, Dial, Refusal
+from fedveil.mechanisms.mechanism import BroadcastNoise, ClientMechanism, Clip, Mechanism, Placed, Schedule
 
 if TYPE_CHECKING:
     import jax
 
 Tree = Any
+Factor = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True)
@@ -42,9 +48,12 @@ class TwoDP(Defense):
 
     clip: Annotated[float, Field(gt=0)] = 1.0  # G
     noise: Annotated[float, Field(ge=0)] = 1.0  # σ_k
+    noise_factors: Annotated[tuple[Factor, ...], Field(strict=False, min_length=1)] | None = None  # σ_k/noise by client
     server_noise: Annotated[float, Field(ge=0)] = 1.0  # σ
     server_noise_mode: Literal["distinct", "same", "none"] = "distinct"
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-3
+    omega: Factor | None = None  # ω of Theorem 6
+    epsilon: Factor | None = None  # ε of Theorem 6
 
     name: ClassVar[str] = "2dp-fl"
     summary: ClassVar[str] = "batch noise at the client and noise in what each client receives (2dp-fl, Algorithm 1)"
@@ -61,11 +70,27 @@ class TwoDP(Defense):
     def effect(self, stage: str) -> Effect:
         return Effect.MECHANISM
 
+    def check(self, setting: Setting) -> None:
+        if (self.omega is None) != (self.epsilon is None):
+            key = "omega" if self.omega is None else "epsilon"
+            raise ConfigError(
+                f"defense.{key}", None, "ω and ε give σ together: set both defense.omega and defense.epsilon"
+            )
+
+    def sigma(self, setting: Setting) -> float:
+        """σ of Theorem 6, by which both multipliers are multiplied; 1 without an ω."""
+        if self.omega is None or self.epsilon is None:
+            return 1.0
+        return self.omega * math.sqrt(setting.rounds * math.log(1.0 / self.delta)) / self.epsilon
+
     # --- its mechanisms
 
     def at_client(self, setting: Setting) -> Mechanism:
         """Flat clip G of each example's gradient, noise σ_k·G on the batch sum."""
-        return Mechanism(Clip(Schedule(self.clip)), Schedule(self.noise))
+        clip, noise = Clip(Schedule(self.clip)), Schedule(self.noise * self.sigma(setting))
+        return (
+            ClientMechanism(clip, noise, factors=self.noise_factors) if self.noise_factors else Mechanism(clip, noise)
+        )
 
     def at_server(self, setting: Setting) -> BroadcastNoise:
         """Noise σ·S/U on the model that goes out."""
@@ -74,7 +99,7 @@ class TwoDP(Defense):
         excess = max(1.0, largest / setting.batch) if setting.batching == "poisson" else 1.0
         return BroadcastNoise(
             Clip(Schedule(self.clip)),
-            Schedule(self.server_noise),
+            Schedule(self.server_noise * self.sigma(setting)),
             steps=setting.local_steps,
             receivers=setting.per_round,
             share=setting.share,
@@ -128,9 +153,19 @@ class TwoDP(Defense):
     # --- what others ask
 
     def claims(self, setting: Setting) -> list[Claim]:
-        return [
-            Claim("client", "example", "the paper's constant from ε to σ is left undefined: no ε follows from its text")
-        ]
+        reason = "the paper's constant from ε to σ is left undefined: no ε follows from its text"
+        if self.omega is not None:
+            reason = (
+                f"the ε of Theorem 6's σ, whose constant ω the paper leaves undefined: {self.omega:g} is the config's"
+            )
+        return [Claim("client", "example", reason, epsilon=self.epsilon, delta=self.delta if self.epsilon else None)]
+
+    def refuses_deployment(self) -> Refusal | None:
+        """A node compares the noise of the config with its limits, and this one depends on the rounds of the run."""
+        takes = (
+            "a node's limits read the noise from the config: set defense.noise to σ, and leave omega and epsilon out"
+        )
+        return None if self.omega is None else Refusal("omega", self.omega, takes)
 
     def dial(self, unit: str) -> Dial:
         if unit == "client":
@@ -144,7 +179,7 @@ class TwoDP(Defense):
         return (self.clip,)
 
     def noise_levels(self) -> tuple[float, ...]:
-        return (self.noise,)
+        return (self.noise * min(self.noise_factors or (1.0,)),)
 
 
 def averaging_factor(receivers: int, rounds: int) -> float:

@@ -268,7 +268,7 @@ class _NodeRound:
         drawn = sampling.draw_batches(planned.batching, own, self._draws(), request.round, alone, widths)
         lr = jnp.asarray(planned.lr(request.round), task.dtype)
         key, shared = self._keys()
-        context = RoundContext(key, shared, jnp.int32(request.round), lr)
+        context = RoundContext(key, shared, jnp.int32(request.round), lr, self.node.client)
         # Under fedavg the server subtracts its own model, so a node need not know the model before the server's noise.
         sent = jax.tree.map(np.zeros_like, received)
         inputs = RoundInputs(sent, self.data.x, self.data.y, shared, context.round, lr)

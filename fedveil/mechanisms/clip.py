@@ -151,6 +151,17 @@ def clip_one(tree: Params, bound: Array | float, scope: str) -> Params:
     return jax.tree.map(lambda a: a[0], clip_examples(lifted, bound, scope))
 
 
+def clamp(tree: Tree, bound: Array | float) -> Tree:
+    """One contribution with every value limited to ±bound; a value that is not finite becomes zero."""
+
+    def limited(a: Array) -> Array:
+        wide = _wide(a)
+        most = jnp.asarray(bound, wide.dtype) * _HAIR  # the bound may have been rounded up
+        return jnp.where(jnp.isfinite(wide) & (most > 0), jnp.clip(wide, -most, most), 0.0)
+
+    return jax.tree.map(limited, tree)
+
+
 def clip_l1(tree: Tree, bound: Array | float) -> Tree:
     """One contribution scaled so that the sum of absolute values over all parameters does not exceed the bound."""
     lifted = [_wide(a)[None] for a in jax.tree.leaves(tree)]

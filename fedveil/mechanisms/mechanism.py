@@ -73,11 +73,11 @@ def _arrays_of(round_: Any) -> ModuleType:
 
 @dataclass(frozen=True)
 class Clip:
-    """What bounds one contribution: an L2 bound, for the whole of it (`flat`) or for each layer, or an L1 bound."""
+    """What bounds one contribution: its L2 norm, as a whole (`flat`) or for each layer, its L1 norm, or each value."""
 
     bound: Schedule
     scope: Literal["flat", "layerwise"] = "flat"
-    norm: Literal["l2", "l1"] = "l2"
+    norm: Literal["l2", "l1", "value"] = "l2"
     follows_lr: bool = False  # the bound falls with the learning rate, which is public
     median: bool = False  # the bound is the median norm of the batch where that is smaller: read from private data
 
@@ -86,15 +86,24 @@ class Clip:
         bound = self.bound.at(at.round)
         return bound * at.lr / at.setting.lr if self.follows_lr else bound
 
-    def groups(self, layers: int) -> int:
-        """How many parts of a contribution are clipped apart."""
-        return layers if self.scope == "layerwise" else 1
+    def reach(self, setting: Setting, order: int) -> float:
+        """The largest norm of a clipped contribution over the bound; `order` 1 or 2: the L1 or the L2 norm.
+
+        M layers clipped apart have √M together. d values of ±1 have an L1 norm of d and an L2 norm of √d.
+        """
+        if self.norm == "value":
+            if not setting.values:
+                raise ValueError("a bound of each value needs Setting.values: let the defence's counts_values be True")
+            return float(setting.values ** (1.0 / order))
+        return math.sqrt(setting.layers) if self.scope == "layerwise" else 1.0
 
     def one(self, value: Tree, at: StageContext) -> Tree:
         """One contribution clipped."""
         from fedveil.mechanisms import clip
 
-        return clip.clip_l1(value, self.at(at)) if self.norm == "l1" else clip.clip_one(value, self.at(at), self.scope)
+        if self.norm == "l2":
+            return clip.clip_one(value, self.at(at), self.scope)
+        return (clip.clip_l1 if self.norm == "l1" else clip.clamp)(value, self.at(at))
 
     def bounds(self, each: Tree, mask: jax.Array, at: StageContext) -> dict[str, Scalar]:
         """The bound of each layer: the same for all, or the batch's median norm where that is smaller."""
@@ -145,7 +154,7 @@ class Mechanism:
 
     def sensitivity(self, at: Point) -> Scalar:
         """The largest norm of one contribution in the value that is noised."""
-        return self.weight * self.clip.at(at) * math.sqrt(self.clip.groups(at.setting.layers))
+        return self.weight * self.clip.at(at) * self.clip.reach(at.setting, 1 if self.distribution == "laplace" else 2)
 
     # --- what runs
 
@@ -196,6 +205,26 @@ class Mechanism:
     def digest(self) -> str:
         """What names this mechanism in a transcript: all of its fields."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class ClientMechanism(Mechanism):
+    """A mechanism at a client whose noise is σ times the client's own factor, `factors[k mod n]` for client k.
+
+    The account is that of the smallest factor, and so is the noise where no client is known.
+    """
+
+    factors: tuple[float, ...] = (1.0,)
+
+    def scale(self, at: Point) -> Scalar:
+        return super().scale(at) * self._factor(getattr(at, "client", None))
+
+    def _factor(self, client: Any) -> Scalar:
+        if client is None:
+            return min(self.factors)
+        import jax.numpy as jnp
+
+        return jnp.asarray(self.factors)[client % len(self.factors)]
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ RECONSTRUCTIONS = ("attack", "attack-steps", "attack-layers", "compare-attacks")
 INFERENCES = ("infer",)  # kinds that read [attack] of an inference attack
 
 # section.key, or name-of-defence.key → the value with which a result is the same as before the key existed.
-NEUTRAL: dict[str, Any] = {}
+NEUTRAL: dict[str, Any] = {"dpfl.clip_norm": "l1", "nbafl.stop": False}
 
 
 # --- results

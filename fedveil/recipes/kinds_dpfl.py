@@ -27,40 +27,56 @@ def noised_epoch(job: Job) -> Result:
     """Accuracy of a trained model after one more epoch whose update is clipped and noised (dpfl, Table II).
 
     The config is one client that holds everything. It is trained to the accuracy `target`, or to the end of its rounds; the
-    weight difference of one more epoch is clipped in L1 norm to `clip` and noised with ε divided among the layers by PoGZ,
-    taken on the public set, or evenly. Accuracy is the mean over `draws` of the noise.
+    weight difference of one more epoch is clipped to `clip`, in L1 norm or by `clip_norm`, and noised with ε divided among
+    the layers by PoGZ, by its inverse, or evenly. PoGZ is taken on the public set; `validation`: on the training examples
+    that the client does not hold. Accuracy is the mean over `draws` of the noise.
     """
-    from fedveil.defenses import importance
-    from fedveil.mechanisms import clip
-    from fedveil.random import noise
+    from fedveil.core.stage import StageContext
+    from fedveil.defenses.dpfl import DPFL
 
     federation, params, update = _trained(job.settings, float(job.options["target"]))
-    simulator, data = federation.simulator, federation.dataset
-    x = jnp.asarray(data.public.x).astype(simulator.task.dtype) * data.scale
-    pogz = importance.pogz(simulator.task.model, params, x, jnp.asarray(data.public.y), jnp.ones(len(x), bool))
-    shares = {
-        "pogz": {name: float(part) for name, part in importance.shares_of_budget(pogz).items()},
-        "even": dict.fromkeys(params, 1.0 / len(params)),
-    }
-    bound, epsilon = float(job.options["clip"]), float(job.options["epsilon"])
-    spread = 2.0 * simulator.task.setting.lr * bound
-    moved = jax.tree.map(jnp.add, params, clip.clip_l1(update, bound))
+    simulator, options = federation.simulator, job.options
+    shares = _shares(federation, params, bool(options.get("validation")))
+    setting = simulator.task.setting
+    bound, norm = float(options["clip"]), options.get("clip_norm", "l1")
+    mechanism = DPFL(clip=bound, clip_norm=norm, epsilon=float(options["epsilon"])).mechanism(setting)
+
+    def point(draw: int) -> StageContext:
+        return StageContext(setting, jax.random.key(draw), jax.random.key(draw), 0, setting.lr)
+
+    moved = jax.tree.map(jnp.add, params, mechanism.clip_one(update, point(0)))
 
     def accuracy(parts: dict[str, float], draw: int) -> float:
-        unit = noise.laplace(jax.random.key(draw), moved, spread / epsilon)
-        noised = {name: jax.tree.map(lambda a, n, s=parts[name]: a + n / s, moved[name], unit[name]) for name in moved}
-        return simulator.evaluate(noised)[0]
+        return simulator.evaluate(mechanism.noise_by_share(moved, parts, point(draw)))[0]
 
-    draws = range(int(job.options["draws"]))
+    draws = range(int(options["draws"]))
     found = {name: float(np.mean([accuracy(parts, draw) for draw in draws])) for name, parts in shares.items()}
     return {
         "baseline_accuracy": simulator.evaluate(params)[0],
         "clipped_accuracy": simulator.evaluate(moved)[0],
         **found,
         "promotion": found["pogz"] / found["even"] - 1.0,
+        "inverse_promotion": found["inverse"] / found["even"] - 1.0,
         "update_l1": float(sum(np.abs(a).sum() for a in jax.tree.leaves(update))),
+        "update_largest": max(float(np.abs(a).max()) for a in jax.tree.leaves(update)),
         "shares": shares["pogz"],
     }
+
+
+def _shares(federation: Any, params: Params, validation: bool) -> dict[str, dict[str, float]]:
+    """Each layer's part of ε by PoGZ (Eq. 3), by its inverse, and evenly."""
+    from fedveil.defenses import importance
+
+    task, part = federation.simulator.task, federation.dataset.public
+    if validation:
+        free = np.ones(len(federation.dataset.train), bool)
+        free[federation.partition.client(0)] = False
+        part = federation.dataset.train.take(np.flatnonzero(free))
+    x = jnp.asarray(part.x).astype(task.dtype) * federation.dataset.scale
+    pogz = importance.pogz(task.model, params, x, jnp.asarray(part.y), jnp.ones(len(x), bool))
+    ways = {"pogz": importance.shares_of_budget(pogz), "inverse": importance.shares_of_budget(pogz, inverse=True)}
+    measured = {way: {name: float(share) for name, share in shares.items()} for way, shares in ways.items()}
+    return {**measured, "even": dict.fromkeys(params, 1.0 / len(params))}
 
 
 @lru_cache(maxsize=1)

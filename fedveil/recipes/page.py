@@ -98,10 +98,14 @@ def _time(recipe: Recipe, size: Size, cache: Cache) -> str:
     """The number of runs behind the table, and their total time."""
     jobs = jobs_of([recipe], size)
     rows = [row for row in (cache.get(job) for _, job in jobs.values()) if row is not None]
-    seconds = sum(row["seconds"] for row in rows)
+    known = [row["seconds"] for row in rows if row["seconds"] is not None]
+    if rows and not known:
+        return f"{len(rows)} runs; their time was not recorded."
+    seconds = sum(known)
     took = f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"
     missing = f" of {len(jobs)}" if len(rows) < len(jobs) else ""
-    return f"{len(rows)}{missing} run{'s' if len(jobs) > 1 else ''}, {took} in all."
+    lacking = f", without the time of {len(rows) - len(known)} of them" if len(known) < len(rows) else ""
+    return f"{len(rows)}{missing} run{'s' if len(jobs) > 1 else ''}, {took} in all{lacking}."
 
 
 def _notes(recipe: Recipe, size: Size) -> str:

@@ -109,7 +109,7 @@ CLOSED = OpenTaps(frozenset())
 def client_context(inputs: RoundInputs, client: Any, occurrence: Any = 0) -> RoundContext:
     """The round as this client sees it."""
     key = keys.client_key(inputs.key, client, occurrence)
-    return RoundContext(key, keys.shared_key(inputs.key), inputs.number, inputs.lr)
+    return RoundContext(key, keys.shared_key(inputs.key), inputs.number, inputs.lr, client)
 
 
 def client_round(task: Task, inputs: RoundInputs, own: ClientInputs) -> ClientResult:
@@ -419,4 +419,4 @@ def _has_dropout(model: Model) -> bool:
 
 def stage_context(task: Task, context: RoundContext, key: Array, divisor: Array | float = 1.0) -> StageContext:
     """The point of the run at which a stage of this client is called."""
-    return StageContext(task.setting, key, context.shared, context.round, context.lr, divisor)
+    return StageContext(task.setting, key, context.shared, context.round, context.lr, divisor, client=context.client)

@@ -44,12 +44,14 @@ class FederationContext:
     def model(self) -> Model:
         return self.task.model
 
-    def measure_clients(self, params: Params, measure: Measure) -> Tree:
+    def measure_clients(self, params: Params, measure: Measure, validation: float = 0.0) -> Tree:
         """[clients, ...]: each client pre-trains from `params` and measures the result on its own data.
 
-        Pre-training is one round's local steps, with batches that training never draws.
+        Pre-training is one round's local steps, with batches that training never draws. `validation`: the share of each
+        client's examples that pre-training leaves out and that are measured; 0: all are trained on and measured.
         """
-        task, partition = self.task, self.partition
+        measured, partition = self.partition.set_aside(validation) if validation else (self.partition, self.partition)
+        task = self._task_on(partition)
         after = task.setting.rounds  # the number of a round that training never reaches
         key, lr = keys.round_key(self.draws.root(), after), jnp.asarray(task.setting.lr, task.dtype)
         chunk = min(CHUNK, partition.clients)
@@ -70,18 +72,14 @@ class FederationContext:
             cohort = Cohort.only(ids)
             drawn = draw.draw_batches(self.sampling, partition, self.draws, after, cohort, widths)
             own = ClientInputs(ids, cohort.occurrence, drawn, np.ones(chunk, task.dtype), cohort.late)
-            found.append(together(inputs, own, *self._local_rows(ids)))
+            found.append(together(inputs, own, *_local_rows(measured, ids)))
         return jax.tree.map(lambda *parts: jnp.concatenate(parts)[: partition.clients], *found)
 
-    def _local_rows(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the dataset that each client measures [clients, width], and which of them are not padding."""
-        width = min(MOST, self.partition.max_length)
-        rows, present = np.zeros((len(ids), width), np.int32), np.zeros((len(ids), width), bool)
-        for index, c in enumerate(ids):
-            own = self.partition.client(int(c))
-            taken = own if len(own) <= width else own[np.arange(width) * len(own) // width]
-            rows[index, : len(taken)], present[index, : len(taken)] = taken, True
-        return rows, present
+    def _task_on(self, partition: Partition) -> Task:
+        """The task with the local steps of clients of these sizes."""
+        steps = {self.sampling.steps_for(int(size)) for size in np.unique(partition.length)}
+        setting = replace(self.task.setting, local_steps=max(steps))
+        return replace(self.task, setting=setting, ragged_steps=len(steps) > 1)
 
     def public_epoch(self, params: Params, at: StageContext) -> Params:
         """One epoch over the public set, in a fresh order, by the local optimiser and its learning rate."""
@@ -103,3 +101,14 @@ class FederationContext:
 
         local, _ = jax.lax.scan(step, client_part.start(task, params), (jnp.arange(steps), order, mask))
         return local.params
+
+
+def _local_rows(partition: Partition, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the dataset that each client measures [clients, width], and which of them are not padding."""
+    width = min(MOST, partition.max_length)
+    rows, present = np.zeros((len(ids), width), np.int32), np.zeros((len(ids), width), bool)
+    for index, c in enumerate(ids):
+        own = partition.client(int(c))
+        taken = own if len(own) <= width else own[np.arange(width) * len(own) // width]
+        rows[index, : len(taken)], present[index, : len(taken)] = taken, True
+    return rows, present

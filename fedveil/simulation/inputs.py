@@ -56,6 +56,7 @@ class RoundContext:
     shared: Array
     round: Any
     lr: Any
+    client: Any = None  # its id, where a stage may depend on it
 
 
 @jax.tree_util.register_dataclass

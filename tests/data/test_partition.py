@@ -10,9 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.core.errors import ConfigError
-from fedveil.data.partition import GROUPS_DISJOINT, GROUPS_OVERLAP, PARTITIONS, PartitionSettings, make_partition
+from fedveil.data.partition import (
+    GROUPS_DISJOINT,
+    GROUPS_MIXED,
+    GROUPS_OVERLAP,
+    PARTITIONS,
+    PartitionSettings,
+    make_partition,
+)
 
-DISJOINT = ("groups-disjoint", "groups-overlap", "dirichlet", "quantity")  # no two clients share an example
+DISJOINT = (
+    "groups-disjoint",
+    "groups-overlap",
+    "groups-mixed",
+    "dirichlet",
+    "quantity",
+)  # no two clients share an example
 MNIST_LIKE = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 5_000))
 
 
@@ -109,6 +122,20 @@ def test_groups_hold_their_own_classes(name, groups):
     assert (capped.length == 100).all()
     for client, index in enumerate(held(capped)):
         assert set(MNIST_LIKE[index]) <= set(groups[client % len(groups)])
+
+
+def test_a_client_may_hold_several_groups_of_both_kinds():
+    """2dp-fl, Section VI: "each client can get one or multiple data buckets"."""
+    part = made("groups-mixed", MNIST_LIKE, clients=60, groups_per_client=3)
+    for client, index in enumerate(held(part)):
+        wanted = set().union(*(GROUPS_MIXED[(3 * client + n) % 20] for n in range(3)))
+        assert set(MNIST_LIKE[index]) == wanted
+    assert part.length.sum() == 50_000 and part.copies() == 1
+    one = made("groups-mixed", MNIST_LIKE, clients=20)
+    assert [set(MNIST_LIKE[index]) for index in held(one)] == [set(group) for group in GROUPS_MIXED]
+    for name, count in (("groups-disjoint", 15), ("groups-overlap", 5), ("groups-mixed", 20)):
+        with pytest.raises(ConfigError, match="data.groups_per_client"):
+            made(name, MNIST_LIKE, clients=20, groups_per_client=count + 1)
 
 
 def test_a_class_is_shared_evenly_among_its_group():

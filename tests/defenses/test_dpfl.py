@@ -137,6 +137,45 @@ def test_each_client_measures_its_own_pretrained_model(monkeypatch):
     assert len(set(np.asarray(memory["dense"]).tolist())) > 3  # clients differ
 
 
+def test_less_important_layers_may_get_more():
+    shares = importance.shares_of_budget({"a": jnp.asarray([0.2, 0.5]), "b": jnp.asarray([0.6, 0.5])}, inverse=True)
+    np.testing.assert_allclose(shares["a"], [0.75, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(shares["b"], [0.25, 0.5], rtol=1e-6)
+    follow, against = (federation(dpfl(allocation=way)).simulator.start().clients["0"] for way in ("pogz", "inverse"))
+    odds = np.asarray(follow["hidden1"]) / np.asarray(follow["dense"])
+    np.testing.assert_allclose(np.asarray(against["hidden1"]) / np.asarray(against["dense"]), 1 / odds, rtol=1e-6)
+
+
+def test_pogz_on_a_validation_part_leaves_it_out_of_pretraining():
+    """Examples of the validation part alone decide the measure, and those of the rest alone the pre-training."""
+    ready = federation(dpfl(validation=0.25), data={"per_client": 40, "partition": "iid"}, batch=10)
+    held, params = ready.simulator.task.defenses[0].held, ready.simulator.start().params
+    aside, rest = ready.partition.set_aside(0.25)
+    assert [len(aside.client(3)), len(rest.client(3))] == [10, 30]
+    assert sorted([*aside.client(3), *rest.client(3)]) == sorted(ready.partition.client(3))
+    measure = lambda model, own, x, y, present: {"seen": x[present.argsort()[-10:]].sum(), "own": own}  # noqa: E731
+    with jax.enable_x64(True):
+        found = held.measure_clients(params, measure, 0.25)
+        x = np.asarray(ready.dataset.train.x, np.float64) * ready.dataset.scale
+        for c in range(12):
+            assert float(found["seen"][c]) == pytest.approx(x[aside.client(c)].sum())
+        spoiled = ready.dataset.train.x.copy()
+        spoiled[aside.client(3)] = 0
+        blind = replace(held, dataset=replace(ready.dataset, train=Part(spoiled, ready.dataset.train.y)))
+        again = blind.measure_clients(params, measure, 0.25)
+        assert float(again["seen"][3]) == 0.0
+        np.testing.assert_array_equal(flat(again["own"]), flat(found["own"]))
+    state = ready.simulator.start().clients["0"]
+    assert not np.array_equal(flat(state), flat(federation(dpfl(), batch=10).simulator.start().clients["0"]))
+
+
+def test_validation_needs_pogz_and_two_examples():
+    with pytest.raises(ConfigError, match="defense.validation: got 0.5"):
+        DPFL(allocation="even", validation=0.5).check(SETTING)
+    with pytest.raises(ConfigError, match="defense.validation: got 0.5"):
+        federation(dpfl(validation=0.5), data={"per_client": 1, "partition": "iid"}, batch=1)
+
+
 def test_even_budgets():
     memory = federation(dpfl(allocation="even")).simulator.start().clients["0"]
     assert set(memory) == {"hidden1", "dense"}
@@ -159,6 +198,16 @@ def test_the_l1_bound_holds_over_all_layers_together(values, bound):
     assert after <= bound * (1 + 1e-6)
     if before <= bound * (1 - 1e-5):
         np.testing.assert_allclose(flat(sent), values, rtol=1e-5, atol=1e-20)
+
+
+def test_a_clamp_limits_every_value_by_itself():
+    update = {"a": {"w": jnp.asarray([-3.0, 0.2, 0.5])}, "b": {"w": jnp.asarray([7.0, -0.1, jnp.nan])}}
+    shares = {"a": jnp.asarray(0.5), "b": jnp.asarray(0.5)}
+    sent, _ = DPFL(clip=0.5, clip_norm="value", epsilon=1e30).apply_with_state("upload", update, shares, at())
+    np.testing.assert_allclose(flat(sent), [-0.5, 0.2, 0.5, 0.5, -0.1, 0.0], rtol=1e-5, atol=1e-20)
+    ready = federation(dpfl(clip_norm="value", allocation="even"))
+    assert ready.simulator.task.setting.values == flat(ready.simulator.start().params).size
+    assert federation(dpfl()).simulator.task.setting.values == 0  # counted only where the account needs it
 
 
 def test_each_layer_gets_laplace_noise_of_its_own_scale():

@@ -103,6 +103,7 @@ def test_the_sensitivity_is_that_of_a_clipped_model():
     [
         (NbAFL(), replace(SETTING, aggregation="fedsgd"), "train.aggregation: got 'fedsgd'"),
         (NbAFL(exposures=26), SETTING, "defense.exposures: got 26"),
+        (NbAFL(stop=True), SETTING, "defense.stop: got True"),
     ],
 )
 def test_what_makes_no_sense_is_refused(defense, setting, says):
@@ -120,6 +121,26 @@ def run(**speed):
             "speed": {"precision": "float64", **speed},
         }
     )
+
+
+def test_a_run_ends_when_every_upload_that_is_budgeted_for_may_have_happened():
+    config = {
+        "data": {"clients": 12, "partition": "dirichlet"},
+        "model": {"name": "logistic"},
+        "train": {"rounds": 5, "per_round": 4, "local_steps": 1, "batch": 4},
+        "defense": {"name": "nbafl", "exposures": 2, "stop": True},
+    }
+    result = fedveil.train(config)
+    assert result.rounds == 2 and "nbafl: its budget is spent after round 2 of 5" in result.stopped
+    planned = fedveil.federation(config)
+    defense, setting = planned.simulator.task.defenses[0], planned.simulator.task.setting
+    assert setting.rounds == 5  # the server's noise is that of the planned rounds
+    assert defense.downlink(setting) == NbAFL(exposures=2).downlink(setting) > 0.0
+    config["defense"]["stop"] = False
+    assert fedveil.federation(config).rounds == 5
+    config["train"]["budget"] = {"epsilon": 1e9, "delta": 1e-3, "tap": "server", "unit": "client"}
+    config["defense"]["stop"] = True
+    assert fedveil.federation(config).rounds == 2
 
 
 def test_it_trains_and_the_engines_agree():

@@ -38,12 +38,12 @@ def difference(folder: Path, params: Any) -> float:
 
 
 def test_test_mode_equals_the_simulator(tmp_path: Path) -> None:
-    """With a separate model for each client (2DP-FL), weights by size, and averaging of models."""
+    """With a separate model and noise for each client (2DP-FL), weights by size, and averaging of models."""
     config = config_of(
         data={"clients": 2},
         model={"name": "logistic"},
         train={"rounds": 2, "per_round": 2, "weights": "size", "noise_seed": 3},
-        defense=[{"name": "2dp-fl"}],
+        defense=[{"name": "2dp-fl", "noise_factors": [1.0, 3.0]}],
     )
     homes = nodes_of(config, tmp_path, "test = true\n")
     result = conduct(config, InMemory(homes), RunFolder.create(tmp_path / "run"), Terms(test=True))
@@ -181,6 +181,7 @@ def test_nodes_that_are_away_are_not_asked_and_one_that_never_comes_is_named(tmp
         ({"train": {"stop": 2}}, "makes all rounds"),
         ({"data": {"name": "mnist", "features": "scatter"}}, "raw in deployment"),
         ({"defense": [{"name": "dpfl", "public_only": True}]}, "asks no node"),
+        ({"defense": [{"name": "2dp-fl", "omega": 1.0, "epsilon": 8.0}]}, "set defense.noise to σ"),
     ],
 )
 def test_what_has_no_meaning_on_real_machines_is_refused(sections: dict, word: str) -> None:

@@ -27,7 +27,7 @@ Document = dict[str, Any]
 ENGINES = ("vectorised", "reference")
 
 # Keys that are refused where a partition, dataset or model does not read them, even at their default value.
-DATA_KEYS = ("per_client", "classes_per_client", "alpha", "min_images", "size")
+DATA_KEYS = ("per_client", "classes_per_client", "groups_per_client", "alpha", "min_images", "size")
 MODEL_KEYS = ("activation", "dropout", "hidden", "pooling", "channels")
 
 

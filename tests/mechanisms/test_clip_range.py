@@ -98,6 +98,20 @@ def test_plain_clips(how, seed, dtype):
         holds(got, limits, 1 if how == "l1" else 2)
 
 
+def test_no_value_exceeds_a_clamp(dtype):
+    rng = np.random.default_rng(11)
+    limits = bounds(rng, dtype)
+    a = spread(rng, (40,), dtype, around=limits)
+    got = np.asarray(many(lambda a, bound: clip.clamp({"one": {"w": a}}, bound), a, limits)["one"]["w"])
+    assert np.isfinite(got).all() and (np.abs(got) <= limits[:, None]).all()
+    kept = np.isfinite(a) & (np.abs(a) <= limits[:, None] * (1 - 2.0**-19)) & (np.abs(a) > 1e-30)
+    np.testing.assert_array_equal(got[kept], a[kept])
+    cut = np.isfinite(a) & (np.abs(a) > limits[:, None]) & (limits[:, None] > 1e-30)
+    assert cut.any() and (got * np.sign(a) >= limits[:, None] * (1 - 2.0**-19))[cut].all()
+    for bound in (float("nan"), 0.0, -1.0):
+        assert not np.asarray(clip.clamp({"one": {"w": jnp.ones(3)}}, bound)["one"]["w"]).any()
+
+
 def test_examples_of_different_magnitude_in_one_batch(dtype):
     rng = np.random.default_rng(5)
     limits = bounds(rng, dtype)

@@ -13,6 +13,7 @@ from scipy.stats import binom, norm
 
 from fedveil.accounting import accountants, ledger, pld, published, rdp, transcript
 from fedveil.accounting.accountants import Round
+from fedveil.core.errors import ConfigError
 from fedveil.core.setting import Setting
 from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, CHAIN, UNITS
 from fedveil.defenses.dgc import DGC
@@ -462,6 +463,24 @@ def test_the_papers_claims_stand_beside_and_are_never_certified():
         assert {r.rule for r in claims} == rules and not any(r.certified for r in claims)
 
 
+def test_an_omega_gives_the_noise_of_theorem_6_and_its_claim():
+    """σ = ω√(T ln(1/δ))/ε at client and server, accounted as that σ; the claim is ε."""
+    where = setting(rounds=9, sampling="fixed", batching="shuffle", aggregation="fedavg")
+    by_omega = TwoDP(omega=0.4, epsilon=2.0, delta=1e-3, server_noise_mode="same")
+    sigma = 0.4 * math.sqrt(9 * math.log(1e3)) / 2.0
+    assert by_omega.sigma(where) == pytest.approx(sigma) and TwoDP().sigma(where) == 1.0
+    plain = replace(by_omega, omega=None, epsilon=None, noise=sigma, server_noise=sigma)
+    one, other = (transcript.planned([defense], where, 9) for defense in (by_omega, plain))
+    for tap, unit in (("client", "example"), ("broadcast", "client")):
+        found = [ledger.certified(made, tap, unit, 1e-3, "zero-out").epsilon for made in (one, other)]
+        assert found[0] is not None and found[0] == pytest.approx(found[1], rel=1e-6)
+    (claim,) = (row for row in ledger.rows(one, accountants=("paper",)) if row.tap == "client")
+    assert (claim.epsilon, claim.certified) == (2.0, False) and "0.4 is the config's" in claim.reason
+    for half, key in ((TwoDP(omega=0.4), "epsilon"), (TwoDP(epsilon=2.0), "omega")):
+        with pytest.raises(ConfigError, match=f"defense.{key}: got None"):
+            half.check(where)
+
+
 def test_nbafl_is_charged_for_the_whole_clip():
     """2C, not 2C/m, is what one client may change its model by."""
     defense, where = NbAFL(epsilon=20.0, delta=1e-3), setting(rounds=10, sampling="fixed", aggregation="fedavg")
@@ -484,6 +503,19 @@ def test_dpfl_counts_pure_budgets():
     )
     assert not chosen.certified and chosen.epsilon == pytest.approx(row.epsilon, rel=1e-6)
     assert any("losses" in line for line in chosen.assumptions)
+
+
+def test_a_clamp_of_every_value_costs_as_many_times_the_bound_as_there_are_values():
+    """L1 sensitivity 2αd under replace; without a known number of values there is no account. The paper's claim is ε."""
+    where = setting(clients=10, per_round=10, rounds=4, sampling="fixed", lr=0.1, layers=4, local_steps=2, values=50)
+    clamped = DPFL(epsilon=0.04, clip_norm="value", allocation="even", selection="uniform")
+    planned = transcript.planned([clamped], where, 4)
+    row = ledger.certified(planned, "server", "client", DELTA, "replace")
+    assert row.certified and row.epsilon == pytest.approx(4 * 50 * (0.04 / 4 / 0.1), rel=0.02)
+    (claim,) = ledger.rows(planned, accountants=("paper",))
+    assert (claim.epsilon, claim.certified) == (0.04, False) and "one value" in claim.reason
+    with pytest.raises(ValueError, match="Setting.values"):
+        transcript.planned([clamped], replace(where, values=0), 4)
 
 
 def test_selection_by_losses_takes_the_coins_from_every_mechanism():

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedveil
 from fedveil.core.setting import Setting
 from fedveil.core.stage import StageContext
 from fedveil.defenses.base import Defense
@@ -34,7 +35,7 @@ HUGE = 1e6
 SETTING = Setting(
     clients=40, per_round=8, rounds=11, batch=5, local_steps=4, sampling="fixed", batching="shuffle",
     aggregation="fedsgd", weights="size", lr=0.2, lr_end=0.05, max_weight=1.7, min_weight=0.4, smallest=30,
-    layers=LAYERS, sizes=((30, 4), (90, 4)), max_share=0.31,
+    layers=LAYERS, sizes=((30, 4), (90, 4)), max_share=0.31, values=LAYERS * SHAPE[0] * SHAPE[1],
 )  # fmt: skip
 
 
@@ -108,8 +109,10 @@ def _upload_laplace(defense: Any, number: int, single: bool) -> Measured:
     shares = {f"layer{n}": jnp.asarray(1.0 / LAYERS) for n in range(LAYERS)}
     quiet, _ = defense.apply_with_state("upload", tree(0.0), shares, at(number))
     one = jax.tree.map(lambda a: a.at[0, 0].set(HUGE), tree(0.0))
-    loud, _ = defense.apply_with_state("upload", one, shares, at(number))
-    return Measured(noise_of(quiet, "laplace"), size_of(jax.tree.map(lambda a, b: a - b, loud, quiet), "l1"))
+    neighbours = (one, tree(HUGE), tree(-HUGE))  # one large value, or all of them
+    louds = [defense.apply_with_state("upload", neighbour, shares, at(number))[0] for neighbour in neighbours]
+    moves = [size_of(jax.tree.map(lambda a, b: a - b, loud, quiet), "l1") for loud in louds]
+    return Measured(noise_of(quiet, "laplace"), max(moves))
 
 
 def _broadcast(defense: Any, number: int, single: bool) -> Measured:
@@ -139,12 +142,18 @@ CASES += [
     (TwoDP(clip=0.7, noise=3.0, server_noise_mode=mode), "client", _example) for mode in ("distinct", "same", "none")
 ]
 CASES += [
+    (TwoDP(clip=0.7, noise=3.0, noise_factors=(2.0, 0.5)), "client", _example),
+    (TwoDP(clip=0.7, omega=0.5, epsilon=4.0), "client", _example),
+    (TwoDP(clip=0.7, omega=0.5, epsilon=4.0, server_noise=2.0), "broadcast", _broadcast),
+]
+CASES += [
     (TwoDP(clip=0.7, server_noise=3.0, server_noise_mode=mode), "broadcast", _broadcast)
     for mode in ("distinct", "same")
 ]
 CASES += [
     (NbAFL(clip=2.0), "server", _upload_model),
     (DPFL(clip=0.5, allocation="even", selection="uniform"), "server", _upload_laplace),
+    (DPFL(clip=0.5, clip_norm="value", allocation="even", selection="uniform"), "server", _upload_laplace),
 ]
 
 
@@ -165,6 +174,39 @@ def test_noise_over_sensitivity_is_the_multiplier(defense: Any, tap: str, measur
     release = next(r for r in defense.events(SETTING) if r.tap == tap)
     planned = release.by_round[number] if release.by_round else release.multiplier
     assert planned == pytest.approx(declared, rel=1e-6)
+
+
+def test_noise_by_client_is_accounted_by_the_smallest() -> None:
+    """2dp-fl's σ_k: client k has the factor k mod 3, and a client that is not known the smallest."""
+    defense = TwoDP(clip=0.7, noise=2.0, noise_factors=(2.0, 0.5, 1.0))
+    (placed,) = (p for p in defense.mechanisms(SETTING) if p.tap == "client")
+    assert placed.multiplier_at(SETTING, 6, 0.1) == 1.0
+    for client, sigma in ((0, 4.0), (1, 1.0), (5, 2.0), (None, 1.0)):
+        point = replace(at(6), client=client)
+        noise = noise_of(defense.example_sum(tree(0.0, 5), jnp.ones(5, bool), point), "gaussian")
+        assert noise == pytest.approx(0.7 * sigma, rel=ERROR)
+    assert defense.noise_levels() == (1.0,)  # what a node's limits look at
+
+
+def test_every_client_gets_the_noise_of_its_factor_in_a_round() -> None:
+    """Client 1 is as without factors; the noise of client 0 is twenty times as large."""
+
+    def steps(factors: list[float] | None) -> list[Any]:
+        found = fedveil.federation(
+            {
+                "data": {"clients": 2, "per_client": 40, "partition": "iid"},
+                "model": {"name": "logistic"},
+                "train": {"rounds": 1, "per_round": 2, "local_steps": 1, "noise_seed": 3},
+                "defense": {"name": "2dp-fl", "noise_factors": factors},
+            }
+        ).simulator
+        state = found.start()
+        return [found.observe(state, 0, client, frozenset({"batch"}))["batch"] for client in (0, 1)]
+
+    plain, factored = steps(None), steps([20.0, 1.0])
+    size = lambda value: noise_of(value, "gaussian")  # noqa: E731
+    assert size(plain[1]) == size(factored[1])
+    assert 15 < size(factored[0]) / size(plain[0]) < 25
 
 
 def test_every_mechanism_of_every_defence_is_measured() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from recipe_checks import config_of
 
@@ -13,6 +16,7 @@ from fedveil.recipes.cell import FULL, QUICK, Job
 from fedveil.recipes.kinds_two_dp_fl import after
 from fedveil.recipes.run import jobs_of
 
+DATA = Path(__file__).parents[2] / "docs" / "data"
 BY_NAME = {recipe.name: recipe for recipe in two_dp_fl.RECIPES}
 
 
@@ -30,7 +34,13 @@ def test_the_paper_s_size():
         assert (made.data.clients, made.train.per_round, made.train.rounds) == (50, 10, 50)
     cells = {cell.row: cell for cell in two_dp_fl.fig_6(FULL) if cell.column == "ε = 20"}
     assert cells["2dp-fl"].options == {"epsilon": 20.0, "delta": 1e-3}
-    assert config_of(cells["nbafl, 31 rounds"]).train.rounds == 31
+    published = cells["nbafl"]
+    assert config_of(published).train.rounds == 31 and config_of(cells["nbafl, 50 rounds"]).train.rounds == 50
+    for row, cell in cells.items():
+        if row.startswith("nbafl"):
+            defense = config_of(cell).defense[0]
+            assert defense.clip == (1.0 if "C = 1" in row else 10.0) and defense.epsilon == 20.0
+            assert defense.exposures == (None if "every upload" in row or "certified" in row else 1)
 
 
 def test_delta_of_the_sweep_is_that_of_the_account():
@@ -61,6 +71,30 @@ def test_figures_share_their_cells():
         assert all(job.digest in inverted for cell in ascents for job in cell.jobs())
     rows = [cell for cell in two_dp_fl.fig_6(FULL) if cell.row == "active, none"]
     assert len(rows) == 7 and len({job.digest for cell in rows for job in cell.jobs()}) == 1
+
+
+def test_measured_inversions_are_the_rows_of_the_figures():
+    """Cells without a defence of Figs 3, 4 and 6(a), measured before as rows of another file."""
+    rows, cells = (
+        [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").splitlines()]
+        for name in ("2dp-fl-inversion.jsonl", "cells.jsonl")
+    )
+    taken = [cell for cell in cells if cell["result"].get("source") == "2dp-fl-inversion.jsonl"]
+    assert len(taken) == 45
+    for cell in taken:
+        config, result = load(None, cell["settings"]), cell["result"]
+        assert config.defense[0].name == "none"  # the draws of noise have changed since
+        same = [
+            row
+            for row in rows
+            if (row.get("seat"), row.get("ssim"), row.get("mse"), row.get("accuracy"))
+            == (result["adversary"], result["ssim"], result["mse"], result["accuracy"])
+        ]
+        assert any(
+            (row["setting"]["clients"], row["setting"]["rounds"], len(row["seeds"]))
+            == (config.data.clients, config.train.rounds, config.attack.seeds)
+            for row in same
+        ), cell["settings"]
 
 
 # --- the kind `curve`

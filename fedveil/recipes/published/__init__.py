@@ -1,7 +1,8 @@
 """The numbers that the papers published, copied from their tables and text: one JSON file per paper, read on first use.
 
 A file maps a table or figure to `{"source", "cells": [{"row", "column", "values": {measure: number}}], "claims": [text]}`.
-Rows and columns have the names that the recipe uses. A figure has only claims: what the paper's text says about it.
+Rows and columns have the names that the recipe uses; a cell without a column is that of every column of its row. A figure
+has only claims: what the paper's text says about it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def value_of(recipe: str, row: str, column: str, measure: str) -> float | str | 
     """A published number, or None where the paper gives none."""
     paper, key = recipe.split("/")
     for cell in published(paper).get(key, {}).get("cells", []):
-        if cell["row"] == row and cell["column"] == column:
+        if cell["row"] == row and cell.get("column", column) == column:
             return cell["values"].get(measure)
     return None
 
