@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -187,6 +189,13 @@ class _Training:
         )
 
     def go(self) -> Result:
+        with self.run.locked() if self.run is not None else nullcontext():
+            try:
+                return self._rounds()
+            finally:
+                self.recorder.close()
+
+    def _rounds(self) -> Result:
         every = self.federation.config.train.eval_every
         assert every is not None
         rounds = self.federation.rounds
@@ -239,7 +248,7 @@ class _Training:
 
     def _begin_run(self, run: RunFolder, state: ServerState) -> tuple[ServerState, int]:
         """Prepares the folder of a running training: secret, config, and metrics cut back to the checkpoint."""
-        if not run.config.exists():
+        if not os.path.lexists(run.config):
             run.keep(self.simulator.draws)  # first: a run that has a config can be resumed
             write_text(run.config, to_toml(self.federation.config))
         elif run.draws(self.federation.config.train.noise_seed) != self.simulator.draws:
@@ -247,8 +256,10 @@ class _Training:
         done, restored = 0, run.restore(state)
         if restored is not None:
             state, done, self.earlier = self.simulator.adopt(restored.state), restored.round, restored.seconds
+        if done > self.federation.rounds:
+            raise RunError(f"{run.checkpoint} is of round {done}, and the run has {self.federation.rounds}")
         run.clear_leftovers()
-        self._open_transcript(run, done)
+        self.recorder.begin(at_least=done)
         run.rewind(done)
         self.history = run.read_metrics()
         run.write_info(
@@ -259,13 +270,6 @@ class _Training:
             **environment(),
         )
         return state, done
-
-    def _open_transcript(self, run: RunFolder, done: int) -> None:
-        if done and not (run.path / transcript.FILE).exists():
-            raise RunError(
-                f"{run.path} has rounds behind it and no {transcript.FILE}: start the run anew to account for it"
-            )
-        self.recorder.begin()
 
     def _flush(self, scores: tuple[float, float] | None, now: bool = False) -> None:
         """Turns finished rounds into metrics rows; waits for the device, so not after every round of a fast run."""

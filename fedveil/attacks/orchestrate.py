@@ -5,13 +5,14 @@ The command line, the lab, the demo and the recipes all call `attack`, or `attac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedveil.accounting import transcript
 from fedveil.attacks import games, results, study
 from fedveil.attacks.base import Attack, Execution, Progress, Reconstruction, ReconstructionAttack, check_tap, silent
 from fedveil.attacks.games.federations import Target
@@ -20,12 +21,13 @@ from fedveil.attacks.inference.base import InferenceAttack
 from fedveil.attacks.registry import checked
 from fedveil.attacks.study import Study
 from fedveil.config import AttackConfig, Config, for_attack, from_dict, load, resolve, to_toml
-from fedveil.core.errors import ConfigError
+from fedveil.core.errors import ConfigError, RunError
+from fedveil.core.files import SHARED, write_atomic, write_text
 from fedveil.core.keys import Draws
 from fedveil.data.registry import DATASETS
 from fedveil.federation import Arrays, Federation, build_model, in_memory, prepare
 from fedveil.models.net import Model
-from fedveil.runs import RunFolder, environment, write_text
+from fedveil.runs import RunFolder, environment
 
 if TYPE_CHECKING:
     from fedveil.simulation.server import ServerState
@@ -82,8 +84,26 @@ def attack(
     `pictures`: a folder for pictures. `progress`: called with the steps done and their total.
     """
     files = _checked_files(run, gradients, out, pictures)
-    report = progress or silent
-    config = _config(settings) if run is None else _config_of_run(Path(run), settings)
+    if files.folder is None:
+        return _attack(settings, files, gradients, data, model, attack, progress or silent)
+    if run is not None:
+        RunFolder.open(Path(run))
+    with RunFolder(files.folder).locked():
+        return _attack(settings, files, gradients, data, model, attack, progress or silent)
+
+
+def _attack(
+    settings: Settings,
+    files: _Files,
+    gradients: str | Path | None,
+    data: Arrays | None,
+    model: Model | None,
+    attack: Attack | None,
+    report: Progress,
+) -> AttackResult:
+    """`attack`, in folders that no other process works in."""
+    run = files.run
+    config = _config(settings) if run is None else _config_of_run(run, settings)
     config, chosen = _with_attack(config, attack)
     if run is None and isinstance(chosen, ReconstructionAttack):
         config = for_attack(config)
@@ -92,7 +112,7 @@ def attack(
     dataset = None
     if data is not None:
         dataset, config = in_memory(data, config)
-    if run is not None and model is None and RunFolder.open(Path(run)).read_info().get("own_model"):
+    if run is not None and model is None and RunFolder.open(run).read_info().get("own_model"):
         raise ConfigError("run", str(run), "was trained with a model of its own: attack it from Python")
     if files.out is not None:
         _check_same(files.out, resolve(config, trainable=False))
@@ -214,6 +234,8 @@ def _reconstruct(target: Target, chosen: ReconstructionAttack, files: _Files, pr
     number = _round(target.config, files.run)
     check_tap(chosen, bench.at)
     federation = prepare(target.config, dataset=target.dataset, model=target.model, trainable=False, draws=target.draws)
+    if files.run is not None:
+        _check_begun(federation, files.run)
     state = _state(federation, number, files.run)
     done = study.run(federation, state, number, chosen, bench, progress)
     document = _described(done.as_dict(), target.config, model=federation.config.model.name)
@@ -252,6 +274,16 @@ def _state(federation: Federation, number: int, run: Path | None) -> ServerState
     if kept is None or kept.round != number:
         raise ConfigError("run", str(run), "its checkpoint is missing or of another round: resume it first")
     return federation.simulator.adopt(kept.state)
+
+
+def _check_begun(federation: Federation, run: Path) -> None:
+    """Refuses a run whose config no longer is the one that its transcript begins with."""
+    file, task = run / transcript.FILE, federation.simulator.task
+    if not file.exists():
+        return
+    planned = transcript.start(task.defenses, task.setting, federation.simulator.draws.fingerprint)
+    if transcript.read(file, at_least=RunFolder(run).checkpoint_round()).digest != planned.digest:
+        raise RunError(f"{file} does not fit {RunFolder(run).config}: one of the two was changed after the run began")
 
 
 def _draw(done: Study, folder: Path, precision: str) -> list[str]:
@@ -317,7 +349,9 @@ def _on_gradients(
     seeds = tuple(range(config.attack.seeds))
     found = attack.run(seen, Execution(seeds, config.speed.precision, progress))
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / "found.npz", inputs=found.inputs, labels=found.labels, distance=found.distance)
+    savez: Callable[..., None] = np.savez
+    arrays = {"inputs": found.inputs, "labels": found.labels, "distance": found.distance}
+    write_atomic(folder / "found.npz", lambda file: savez(file, **arrays), SHARED)
     if info.kind == "image":
         write_grid(folder / "found.png", list(found.inputs[:16]))
     document = {

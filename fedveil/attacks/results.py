@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.core.archives import load_npz
+from fedveil.core.files import clear_leftovers, write_atomic, write_text
 from fedveil.core.system import to_json
 from fedveil.data.pixels import to_bytes
 
@@ -59,15 +61,16 @@ def save(
     digest = hashlib.sha256(to_json([asked, document.get("round")]).encode()).hexdigest()[:8]
     folder = run / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
+    for ending in ("json", "npz"):
+        clear_leftovers(folder / f"*.{ending}")
     path = folder / f"{document['attack']}-{document.get('tap') or 'none'}-{digest}.json"
     arrays = {**_of_pictures(pictures), **_of_curves(curves or {})}
-    from fedveil.runs import write_atomic, write_text
-
     beside = path.with_suffix(".npz")
-    beside.unlink(missing_ok=True)
     if arrays:
         savez: Callable[..., None] = np.savez_compressed
         write_atomic(beside, lambda file: savez(file, **arrays))
+    else:
+        beside.unlink(missing_ok=True)
     write_text(path, to_json({**document, "settings": asked}, indent=2) + "\n")
     return path
 
@@ -106,8 +109,7 @@ def _read(path: Path) -> Stored:
         raise ValueError("it does not name its attack")
     arrays: dict[str, np.ndarray] = {}
     if path.with_suffix(".npz").exists():
-        with np.load(path.with_suffix(".npz"), allow_pickle=False) as stored:
-            arrays = dict(stored)
+        arrays = load_npz(path.with_suffix(".npz"))
     return Stored(path.stem, document, _to_pictures(arrays), _to_curves(arrays))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedveil.core.errors import DataError
+from fedveil.core.archives import load_npz
+from fedveil.core.errors import DataError, FedveilError
 from fedveil.models.layers import Params
 
 _TYPES = ("F16", "F32", "F64")
@@ -40,9 +40,10 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise DataError(f"{path}: no such file: give a .safetensors or .npz file")
     if path.suffix == ".npz":
         try:
-            with np.load(path, allow_pickle=False) as stored:
-                return {name: np.asarray(stored[name]) for name in stored.files}
-        except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+            return load_npz(path)
+        except FedveilError:
+            raise
+        except Exception as error:  # zipfile, zlib and numpy raise many kinds of errors for a damaged archive
             raise DataError(f"{path}: cannot be read as .npz ({error}): write it again") from None
     return _safetensors(path)
 
