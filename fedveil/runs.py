@@ -18,6 +18,7 @@ import errno
 import hashlib
 import json
 import math
+import os
 import platform
 import shlex
 import time
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedveil.core import files
-from fedveil.core.archives import load_npz
+from fedveil.core.archives import digest_of, load_npz
 from fedveil.core.errors import ConfigError, FedveilError, RunError
 from fedveil.core.files import write_atomic as write_atomic
 from fedveil.core.files import write_text as write_text
@@ -148,13 +149,24 @@ class RunFolder:
         """The content of `run.json`; empty where there is none."""
         try:
             found = json.loads(self.info.read_text(encoding="utf-8"))
-            if not isinstance(found, dict) or not isinstance(found.get("result") or {}, dict):
+            if not isinstance(found, dict) or not isinstance(found.get("result", {}), dict):
                 raise ValueError("not a table")
+            if not isinstance(found.get("status", ""), str):
+                raise ValueError("no status")
             return found
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError):
             raise RunError(f"{self.info} is damaged: delete it and use --resume again") from None
+
+    def check_config(self) -> None:
+        """Refuses a `config.toml` that is not the one that the run began with. Runs from before do not know theirs."""
+        began = self.read_info().get("config_sha256")
+        if began is not None and began != self.config_digest():
+            raise RunError(f"{self.config} was changed after the run began: undo that, or train anew with it")
+
+    def config_digest(self) -> str:
+        return hashlib.sha256(self.config.read_bytes()).hexdigest()
 
     def write_info(self, **changes: object) -> None:
         """Updates `run.json`."""
@@ -187,7 +199,7 @@ class RunFolder:
         """Replaces the checkpoint: waits for the device, writes, syncs, renames."""
         arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(jax.device_get(state)).items()}
         arrays |= {"#round": np.asarray(round_), "#seconds": np.asarray(seconds)}
-        arrays[DIGEST] = np.asarray(_digest(arrays))
+        arrays[DIGEST] = np.asarray(digest_of(arrays))
         savez: Callable[..., None] = np.savez
         write_atomic(self.checkpoint, lambda file: savez(file, **arrays))
 
@@ -216,13 +228,13 @@ class RunFolder:
     def _read_checkpoint(self) -> dict[str, np.ndarray] | None:
         """The arrays of the checkpoint, checked, without their digest; None where there is no checkpoint."""
         try:
-            if not self.checkpoint.exists():
+            if not os.path.lexists(self.checkpoint):
                 return None
             arrays = load_npz(self.checkpoint)
             digest = arrays.pop(DIGEST, None)
             if digest is None:
                 _check_old(arrays)
-            elif str(digest) != _digest(arrays):
+            elif str(digest) != digest_of(arrays):
                 raise ValueError("its digest is wrong")
             if not 0 <= int(arrays["#round"]) <= MOST_ROUNDS:
                 raise ValueError(f"round {arrays['#round']}")
@@ -238,8 +250,7 @@ class RunFolder:
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         """Adds lines to the metrics."""
-        with self.metrics.open("a", encoding="utf-8") as file:
-            file.writelines(to_json(row) + "\n" for row in rows)
+        files.append_lines(self.metrics, "".join(to_json(row) + "\n" for row in rows))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All complete lines; a last line that a crash cut short is dropped."""
@@ -261,31 +272,25 @@ def metrics_of(file: Path) -> tuple[list[dict[str, Any]], str]:
     """
     rows: list[dict[str, Any]] = []
     try:
-        *lines, _ = file.read_text(encoding="utf-8").split("\n")
+        *lines, last = file.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
         return [], ""
     except (OSError, ValueError) as error:
         return [], getattr(error, "strerror", None) or "it is no text"
     for line in lines:
         try:
-            row = json.loads(line)
+            row = json.loads(line, parse_constant=_refused)
             sound = all(value is None or type(value) in (int, float, dict) for value in row.values())
             if not sound or type(row["round"]) is not int or row["round"] != len(rows):
                 raise ValueError
         except (ValueError, KeyError, AttributeError, RecursionError):
             return rows, f"line {len(rows) + 1} is no row of round {len(rows)}"
         rows.append(row)
-    return rows, ""
+    return rows, "its last line is no row" if last and not last.startswith("{") else ""
 
 
-def _digest(arrays: Mapping[str, np.ndarray]) -> str:
-    """The digest of named arrays: names, types, shapes and content."""
-    found = hashlib.sha256()
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        found.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
-        found.update(array.tobytes())
-    return found.hexdigest()
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is not in JSON")
 
 
 def _check_old(arrays: Mapping[str, np.ndarray]) -> None:

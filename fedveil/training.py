@@ -147,7 +147,9 @@ def reopen(
 def _own_config(run: RunFolder, defense: Defenses | None) -> Config:
     """The config of a run. A caller's own defence objects must be those it was begun with."""
     if defense is None:
-        return load(run.config)
+        config = load(run.config)
+        run.check_config()
+        return config
     document = read(run.config)
     own = from_dict({**document, "defense": defense})
     if document.get("defense") != own.model_dump()["defense"]:
@@ -251,6 +253,7 @@ class _Training:
         if not os.path.lexists(run.config):
             run.keep(self.simulator.draws)  # first: a run that has a config can be resumed
             write_text(run.config, to_toml(self.federation.config))
+            run.write_info(config_sha256=run.config_digest())
         elif run.draws(self.federation.config.train.noise_seed) != self.simulator.draws:
             raise RunError(f"{run.path} was begun with other draws: prepare the federation with those of the run")
         done, restored = 0, run.restore(state)

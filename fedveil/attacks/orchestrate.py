@@ -5,6 +5,7 @@ The command line, the lab, the demo and the recipes all call `attack`, or `attac
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -173,14 +174,15 @@ def _config_of_run(run: Path, settings: Settings) -> Config:
         if not item.strip().startswith("attack."):
             raise ConfigError("-s", item, "a run has its own config: only attack.key=value can be set")
     folder = RunFolder.open(run)
+    config = load(folder.config, given)
+    folder.check_config()
     if not isinstance(settings, Mapping):
-        return load(folder.config, given)
+        return config
     for section, value in settings.items():
         if section != "attack":
             raise ConfigError(section, value, "a run has its own config: only keys of [attack] can be set")
-    own = load(folder.config)
-    keys = {**own.attack.model_dump(exclude_unset=True), **settings.get("attack", {})}
-    return own.model_copy(update={"attack": from_dict({"attack": keys}).attack})
+    keys = {**config.attack.model_dump(exclude_unset=True), **settings.get("attack", {})}
+    return config.model_copy(update={"attack": from_dict({"attack": keys}).attack})
 
 
 def _with_attack(config: Config, attack: Attack | None) -> tuple[Config, Attack]:
@@ -279,7 +281,7 @@ def _state(federation: Federation, number: int, run: Path | None) -> ServerState
 def _check_begun(federation: Federation, run: Path) -> None:
     """Refuses a run whose config no longer is the one that its transcript begins with."""
     file, task = run / transcript.FILE, federation.simulator.task
-    if not file.exists():
+    if not os.path.lexists(file):
         return
     planned = transcript.start(task.defenses, task.setting, federation.simulator.draws.fingerprint)
     if transcript.read(file, at_least=RunFolder(run).checkpoint_round()).digest != planned.digest:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.core.archives import load_npz
+from fedveil.core.archives import digest_of, load_npz
 from fedveil.core.files import clear_leftovers, write_atomic, write_text
 from fedveil.core.system import to_json
 from fedveil.data.pixels import to_bytes
@@ -71,8 +72,14 @@ def save(
         write_atomic(beside, lambda file: savez(file, **arrays))
     else:
         beside.unlink(missing_ok=True)
-    write_text(path, to_json({**document, "settings": asked}, indent=2) + "\n")
+    told = {**document, "settings": asked}
+    write_text(path, to_json({**told, "digest": _digest(told, arrays)}, indent=2) + "\n")
     return path
+
+
+def _digest(document: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
+    """Of a stored attack: its numbers and its pictures."""
+    return hashlib.sha256((to_json(document) + digest_of(arrays)).encode()).hexdigest()
 
 
 def unscored(rows: Sequence[np.ndarray], captions: Sequence[str]) -> Pictures | None:
@@ -108,9 +115,26 @@ def _read(path: Path) -> Stored:
     if not isinstance(document, dict) or not isinstance(document.get("attack"), str):
         raise ValueError("it does not name its attack")
     arrays: dict[str, np.ndarray] = {}
-    if path.with_suffix(".npz").exists():
+    if os.path.lexists(path.with_suffix(".npz")):
         arrays = load_npz(path.with_suffix(".npz"))
+    digest = document.pop("digest", None)
+    if digest is None:
+        _check_old(document)
+    elif digest != _digest(document, arrays):
+        raise ValueError("its digest is wrong: the file or its .npz was changed")
     return Stored(path.stem, document, _to_pictures(arrays), _to_curves(arrays))
+
+
+def _check_old(document: Mapping[str, Any]) -> None:
+    """An attack from before there were digests is taken if its scores can be scores."""
+    for key in ("success_rate", "label_success_rate", "auc", "ssim", "mse", "psnr"):
+        value = document.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"{key} is no number")
+        if value is not None and key in ("success_rate", "label_success_rate", "auc") and not 0 <= value <= 1:
+            raise ValueError(f"{key} is {value:g}, not a share")
+    if not isinstance(document.get("tap"), str | None):
+        raise ValueError("its tap is no name")
 
 
 def _of_pictures(pictures: Pictures | None) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ Nothing is trained or attacked here. The account is computed again, after severa
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,6 +113,10 @@ def _read(path: Path) -> Run:
     problems: list[str] = []
     damage: list[str] = []
     info = _info(path, problems, damage)
+    try:
+        RunFolder(path).check_config()
+    except RunError as error:
+        damage += [] if "is damaged" in str(error) else [str(error)]
     metrics = _metrics(path, problems, damage)
     rounds = max(len(metrics), _checkpoint(path, damage))
     ledger, over = _accounts(path, info, rounds, problems, damage)
@@ -173,7 +178,7 @@ def _accounts(
         at = sorted({max(1, round(rounds * part / POINTS)) for part in range(1, POINTS + 1)})
         over = [(n, ledger.rows(transcript_of(path, n), accountants=("pld",), units=("example", "client"))) for n in at]
     except FedveilError as error:
-        told = damage if (path / FILE).exists() else problems
+        told = damage if os.path.lexists(path / FILE) else problems
         told.append(f"the account cannot be computed here ({error})")
         return _stored_account(info, problems), []
     return now, over
