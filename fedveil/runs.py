@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedveil.core import files
-from fedveil.core.archives import digest_of, load_npz
+from fedveil.core.archives import load_npz
 from fedveil.core.errors import ConfigError, FedveilError, RunError
 from fedveil.core.files import write_atomic as write_atomic
 from fedveil.core.files import write_text as write_text
@@ -53,6 +53,14 @@ def named_leaves(tree: Tree) -> dict[str, Any]:
     """The leaves of a tree by path: a checkpoint can be read without this program."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def parameters_as_bytes(params: Tree) -> bytes:
+    """The content of a `.safetensors` file with these parameters."""
+    from safetensors.numpy import save
+
+    named = named_leaves(jax.device_get(params))
+    return save({name: np.ascontiguousarray(leaf) for name, leaf in named.items()})
 
 
 @dataclass(frozen=True)
@@ -199,7 +207,7 @@ class RunFolder:
         """Replaces the checkpoint: waits for the device, writes, syncs, renames."""
         arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(jax.device_get(state)).items()}
         arrays |= {"#round": np.asarray(round_), "#seconds": np.asarray(seconds)}
-        arrays[DIGEST] = np.asarray(digest_of(arrays))
+        arrays[DIGEST] = np.asarray(files.digest_of(arrays))
         savez: Callable[..., None] = np.savez
         write_atomic(self.checkpoint, lambda file: savez(file, **arrays))
 
@@ -234,7 +242,7 @@ class RunFolder:
             digest = arrays.pop(DIGEST, None)
             if digest is None:
                 _check_old(arrays)
-            elif str(digest) != digest_of(arrays):
+            elif str(digest) != files.digest_of(arrays):
                 raise ValueError("its digest is wrong")
             if not 0 <= int(arrays["#round"]) <= MOST_ROUNDS:
                 raise ValueError(f"round {arrays['#round']}")

@@ -17,10 +17,9 @@ from fedveil.accounting import ledger, transcript
 from fedveil.config import SECTIONS, Config, Defenses, Settings, from_dict, load, read, resolve, to_toml
 from fedveil.core.errors import ConfigError, Interrupted, RunError, show
 from fedveil.federation import Arrays, Federation, federation
-from fedveil.models.files import parameters_as_bytes
 from fedveil.models.layers import Params
 from fedveil.models.net import Model
-from fedveil.runs import RunFolder, environment, write_atomic, write_text
+from fedveil.runs import RunFolder, environment, parameters_as_bytes, write_atomic, write_text
 from fedveil.simulation.server import ServerState
 from fedveil.simulation.simulator import RoundReport
 

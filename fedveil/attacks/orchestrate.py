@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,11 +86,8 @@ def attack(
     `pictures`: a folder for pictures. `progress`: called with the steps done and their total.
     """
     files = _checked_files(run, gradients, out, pictures)
-    if files.folder is None:
-        return _attack(settings, files, gradients, data, model, attack, progress or silent)
-    if run is not None:
-        RunFolder.open(Path(run))
-    with RunFolder(files.folder).locked():
+    held = None if files.folder is None else RunFolder(files.folder)
+    with nullcontext() if held is None or (held.path == files.run and not held.config.is_file()) else held.locked():
         return _attack(settings, files, gradients, data, model, attack, progress or silent)
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.core.archives import digest_of, load_npz
-from fedveil.core.files import clear_leftovers, write_atomic, write_text
+from fedveil.core.archives import load_npz
+from fedveil.core.files import clear_leftovers, digest_of, write_atomic, write_text
 from fedveil.core.system import to_json
 from fedveil.data.pixels import to_bytes
 

@@ -1,11 +1,10 @@
-"""Reads .npz archives: nothing that runs code, and nothing that is larger than the free memory. Digests of arrays."""
+"""Reads .npz archives: nothing that runs code, and nothing that is larger than the free memory."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -44,13 +43,3 @@ def _size(archive: zipfile.ZipFile, name: str) -> int:
         version = npy.read_magic(member)
         shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(member)
     return max(archive.getinfo(f"{name}.npy").file_size, math.prod(shape) * dtype.itemsize)
-
-
-def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
-    """The digest of named arrays: names, types, shapes and content."""
-    found = hashlib.sha256()
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        found.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
-        found.update(array.tobytes())
-    return found.hexdigest()

@@ -1,17 +1,21 @@
-"""Files that survive crashes and other processes: atomic writes, whole lines, one writer for each folder."""
+"""Files that survive crashes and other processes: atomic writes, whole lines, one writer for each folder, digests."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from fedveil.core.errors import RunError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 try:
     import fcntl
@@ -98,7 +102,7 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
     The operating system ends the lock with the process, however that ends. The lock file names its holder and is removed
     at the end; one that a killed process left behind locks nothing.
     """
-    made = not folder.exists()
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     handle = _take(folder / name, folder)
     try:
@@ -107,9 +111,9 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
         with contextlib.suppress(OSError):
             (folder / name).unlink(missing_ok=True)  # before it is released, so that nobody else holds it
         os.close(handle)
-        if made:
-            with contextlib.suppress(OSError):  # not empty: something was written
-                folder.rmdir()
+        with contextlib.suppress(OSError):  # not empty: something was written
+            for path in made:
+                path.rmdir()
 
 
 def _take(path: Path, folder: Path) -> int:
@@ -147,3 +151,13 @@ def _same(handle: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(handle), path.stat(follow_symlinks=False))
     except FileNotFoundError:
         return False
+
+
+def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
+    """The digest of named arrays: names, types, shapes and content."""
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        array = arrays[name]
+        found.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()

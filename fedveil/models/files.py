@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedveil.core.archives import load_npz
@@ -14,15 +13,6 @@ from fedveil.core.errors import DataError, FedveilError
 from fedveil.models.layers import Params
 
 _TYPES = ("F16", "F32", "F64")
-
-
-def parameters_as_bytes(params: Params) -> bytes:
-    """The content of a `.safetensors` file with these parameters."""
-    from safetensors.numpy import save
-
-    leaves, _ = jax.tree_util.tree_flatten_with_path(jax.device_get(params))
-    named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-    return save({name: np.ascontiguousarray(leaf) for name, leaf in named.items()})
 
 
 def read_parameters(path: Path, like: Mapping[str, Any]) -> Params:
