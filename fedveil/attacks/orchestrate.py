@@ -22,6 +22,7 @@ from fedveil.attacks.games.outcome import Outcome
 from fedveil.attacks.inference.base import InferenceAttack
 from fedveil.attacks.registry import checked
 from fedveil.attacks.study import Study
+from fedveil.compilation import check_jax_cache
 from fedveil.config import AttackConfig, Config, for_attack, from_dict, load, resolve, to_toml
 from fedveil.core.errors import ConfigError, RunError
 from fedveil.core.files import SHARED, write_atomic, write_text
@@ -338,6 +339,7 @@ def _on_gradients(
     from fedveil.attacks.observation import of_gradients
     from fedveil.attacks.pictures import write_grid
 
+    check_jax_cache()
     attack = _check_gradients(config, chosen)
     config = resolve(config, trainable=False)
     info, folder = DATASETS[config.data.name], files.pictures or Path("reconstructed")

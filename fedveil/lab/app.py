@@ -277,10 +277,9 @@ def _add_runs(app: FastAPI, lab: Lab) -> None:
     def one(name: str, first: int = 0) -> Response:
         path = _run_path(lab, name)
         config = runs.read_config(path)
-        defenses = config.get("defense", [])
         texts = None
-        if len(defenses) == 1:
-            texts = script.both("train", {**config, "defense": defenses[0]}, str(path / "config.toml"))
+        if runs.fingerprint(config) is not None and len(config.get("defense", [])) == 1:
+            texts = script.both("train", {**config, "defense": config["defense"][0]}, str(path / "config.toml"))
         return json_response({**runs.detail(path, max(0, first)), "path": str(path), "scripts": texts})
 
     @app.get("/report")
@@ -288,10 +287,20 @@ def _add_runs(app: FastAPI, lab: Lab) -> None:
         names = request.query_params.getlist("run")
         if not 1 <= len(names) <= MAX_COMPARED:
             raise ConfigError("run", names, f"takes one to {MAX_COMPARED} names of runs")
-        paths = await asyncio.to_thread(lambda: [str(_run_path(lab, name)) for name in names])
+        paths = await asyncio.to_thread(lambda: [str(_whole(_run_path(lab, name))) for name in names])
         page = await _compute(lab, "report", {"runs": paths}, cached=False)
         headers = {"content-security-policy": guard.REPORT_POLICY}
         return Response(page, media_type="text/html; charset=utf-8", headers=headers)
+
+
+def _whole(path: Path) -> Path:
+    """A run that may be read by what follows links."""
+    link = runs.link_in(path)
+    if link is not None:
+        raise ConfigError(
+            "run", path.name, f"{link} in it is a link, which the lab does not follow: put the file there"
+        )
+    return path
 
 
 def _run_path(lab: Lab, name: str) -> Path:

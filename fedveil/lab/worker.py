@@ -99,8 +99,11 @@ def _configure_jax(folder: Path) -> None:
     """Imports JAX and makes it cache compiled programs in the lab's folder."""
     import jax
 
+    from fedveil.compilation import distrust
+
     settings: Any = jax.config
-    settings.update("jax_compilation_cache_dir", str(folder / "compiled"))
+    own = folder / "compiled"
+    settings.update("jax_compilation_cache_dir", None if distrust(own) else str(own.resolve()))
     settings.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
