@@ -1,8 +1,8 @@
 """Run folders as the Runs page shows them, read without JAX: names, settings, results, metrics.
 
 A run is found by listing the folder of runs. A name from a request is never joined to a path: a run that is not listed does
-not exist. Links are not followed: neither to other folders nor from a run's files. Whatever a file holds, the page shows the
-other runs.
+not exist. Links are not followed: neither to other folders nor from a run's files. Whatever a file holds, the page shows
+the other runs.
 """
 
 from __future__ import annotations
