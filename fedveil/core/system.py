@@ -17,6 +17,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from fedveil.core.errors import ConfigError
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 
 class Lazy:
     """Stands for a module until one of its names is needed: tables, ledgers and `--help` do not wait for JAX."""
@@ -95,6 +100,8 @@ def processor() -> str:
 def free_memory() -> int:
     """Bytes that this process may still use: what the system has free, within the limits on the process."""
     free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else [2**40]
+    if resource is not None and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        free.append(limit - _pages("/proc/self/statm"))
     for path, key in (("/proc/meminfo", "MemAvailable:"), ("/sys/fs/cgroup/memory.max", "")):
         try:
             words = Path(path).read_text(encoding="ascii").split()
@@ -104,8 +111,20 @@ def free_memory() -> int:
     return max(0, min(free))
 
 
+def _pages(path: str) -> int:
+    """The address space that is in use, in bytes."""
+    try:
+        return int(Path(path).read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
+
+
 def _used() -> int:
-    return int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+    """Bytes that count towards the limit of the control group, without files that were read and can be dropped."""
+    group = Path("/sys/fs/cgroup")
+    words = (group / "memory.stat").read_text(encoding="ascii").split()
+    droppable = int(words[words.index("inactive_file") + 1])
+    return int((group / "memory.current").read_text(encoding="ascii")) - droppable
 
 
 def check_memory(key: str, value: object, need: float, instead: str) -> None:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedveil.core.errors import ConfigError, unknown_name
+from fedveil.core.system import check_memory
 
+ENTRY = 40  # bytes that one example of one client takes while a partition is made
 _LABEL_SETS = 0x736574  # the purpose of draws for label sets; partitions use their index in the table
 
 GROUPS_DISJOINT = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9)) + tuple((label,) for label in range(10))
@@ -156,6 +158,9 @@ def _check(request: Request, keys: tuple[str, ...]) -> None:
     """Refuses settings that no partition can follow, by the key that is wrong."""
     if request.clients < 1:
         raise ConfigError("data.clients", request.clients, "takes a whole number from 1")
+    if "per_client" in keys:
+        need = ENTRY * request.clients * (request.per_client or 1)
+        check_memory("data.clients", request.clients, need, "lower data.clients or data.per_client")
     if request.per_client is not None and "per_client" in keys and not 1 <= request.per_client <= request.total:
         raise ConfigError(
             "data.per_client", request.per_client, f"takes 1 to {request.total}, the size of the training set"
