@@ -18,7 +18,7 @@ from fedveil.accounting import published
 from fedveil.core import archives, system
 from fedveil.core.errors import ConfigError, DataError
 from fedveil.data import files, sources
-from fedveil.data.info import DatasetInfo, FileInfo
+from fedveil.data.info import FileInfo
 from fedveil.data.partition import PartitionSettings, make_partition
 
 
@@ -142,9 +142,8 @@ def test_packages_and_files_of_datasets(monkeypatch, tmp_path):
     with pytest.raises(sources.SourceFailed, match="unpacks to more than"):
         sources._tar_reader(packed)("a")
     file = FileInfo("part", 1000, "md5", "0" * 32)
-    info = DatasetInfo("a", "", "image", (2, 2, 1), 2, lambda _: None, files=(file,))  # type: ignore[arg-type, call-arg]
     (tmp_path / "part.gz").write_bytes(gzip.compress(content))
-    copy = files._examine(tmp_path / "part.gz", info.files[0])
+    copy = files._examine(tmp_path / "part.gz", file)
     assert copy.fault == "more than 1000 bytes" and len(copy.content) == 1001
     (tmp_path / "part").write_bytes(content)
     assert files._examine(tmp_path / "part", file).fault == "more than 1000 bytes"
@@ -152,7 +151,5 @@ def test_packages_and_files_of_datasets(monkeypatch, tmp_path):
 
 def test_a_setting_that_fits_is_no_error(little_memory):
     system.check_memory("data.clients", 5, 1e9, "lower it")
-    with pytest.raises(
-        ConfigError, match="data.clients: got 5; needs about 9.0 GB of memory and 4.0 GB are free: lower it"
-    ):
+    with pytest.raises(ConfigError, match="got 5; needs about 9.0 GB of memory and 4.0 GB are free: lower it"):
         system.check_memory("data.clients", 5, 9e9, "lower it")
