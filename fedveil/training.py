@@ -285,10 +285,10 @@ class _Training:
             self.history.append(row)
             if self.progress:
                 self.progress(row)
-        for row in rows:
-            self.recorder.outcome(int(row["round"]), dropped=int(row["not_finite"]))
-        if self.run is not None:
-            with self.run.writing():
+        with self.run.writing() if self.run is not None else nullcontext():
+            for row in rows:
+                self.recorder.outcome(int(row["round"]), dropped=int(row["not_finite"]))
+            if self.run is not None:
                 self.recorder.sync()
                 self.run.append(rows)
         self.waiting = []

@@ -12,6 +12,7 @@ A plan is accounted by the transcript of rounds that have not happened (`planned
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -221,7 +222,8 @@ class Recorder:
 
     def close(self) -> None:
         if self.file is not None:
-            self.file.close()
+            with contextlib.suppress(OSError):  # a line that did not fit on the disk was told of already
+                self.file.close()
             self.file = None
 
     def transcript(self) -> Transcript:
