@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Literal
 
 from benchmarks.inversion_figures import ADVERSARIES, MODES, Pictures, Rows
+from fedveil.core.files import SHARED, write_atomic
 from fedveil.data.pixels import to_bytes
 from fedveil.report.charts import Chart, Frame, Reference, Series, line_chart, quiet
 
@@ -35,7 +37,9 @@ def draw3(path: Path, made: Pictures) -> None:
                 cell.spines[:].set_visible(False)
         for caption, cell in zip(made.captions, axes[0], strict=True):
             cell.set_title(caption.replace(": ", "\n").replace("passive-", "passive\n"), fontsize=7)
-        figure.savefig(path, dpi=DPI, facecolor=PAPER[0], metadata={"Software": None})
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format="png", dpi=DPI, facecolor=PAPER[0], metadata={"Software": None})
+    write_atomic(path, lambda file: file.write(drawn.getvalue()), SHARED)
 
 
 def chart4(rows: Rows, way: str = "ascent") -> Chart:

@@ -9,9 +9,11 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import stat
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib import metadata
@@ -28,6 +30,7 @@ else:
 Options = dict[str, str | bool]
 
 SETTING = "FEDVEIL_COMPILED"
+JAX_SETTING = "JAX_COMPILATION_CACHE_DIR"
 MAX_BYTES = 512 * 2**20  # when the cache is larger, the oldest programs are deleted
 MIN_SECONDS = "0"  # JAX stores programs that took at least this long: small ones are a third of the demo's compile time
 
@@ -38,29 +41,94 @@ def use_cache() -> Path | None:
     """Tells JAX where to store compiled programs. Returns the folder, or None where nothing is stored.
 
     `FEDVEIL_COMPILED` names another folder than the user's cache, or is `off`. A user's own `JAX_COMPILATION_CACHE_DIR`
-    takes precedence. A stored program is machine code, so a folder that another user may write to is not used.
+    takes precedence. A stored program is machine code: a folder in which another user could put one is not used.
     """
-    asked = os.environ.get(SETTING, "")
-    if asked.lower() in ("off", "0", "no") or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+    asked, own = os.environ.get(SETTING, ""), os.environ.get(JAX_SETTING)
+    if own is not None:
+        why = distrust(Path(own)) if own else ""
+        if why:
+            del os.environ[JAX_SETTING]
+            _warn(own, why)
+        return None
+    if asked.lower() in ("off", "0", "no"):
         return None
     folder = Path(asked) if asked else user_cache(f"compiled-{machine()}")
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _private(folder):
+        if distrust(folder):
             return None
         make_room(folder, MAX_BYTES)
     except OSError:  # the folder cannot be written: every start compiles
         return None
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+    os.environ[JAX_SETTING] = os.path.realpath(folder)
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", MIN_SECONDS)
     return folder
 
 
-def _private(folder: Path) -> bool:
-    """Whether a folder belongs to the user and nobody else may write to it."""
-    found = folder.stat()
-    own = not hasattr(os, "getuid") or found.st_uid == os.getuid()
-    return own and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+def _warn(named: str, why: str) -> None:
+    warnings.warn(f"compiled programs in {named} are not used: {why}; every start compiles", stacklevel=3)
+
+
+def check_jax_cache() -> None:
+    """The same where fedveil is used from Python, and JAX was told by its own setting. Call it before compiling."""
+    settings: Any = jax.config
+    named = settings.jax_compilation_cache_dir
+    why = distrust(Path(named)) if named else ""
+    if why:
+        from jax.experimental.compilation_cache import compilation_cache
+
+        settings.update("jax_compilation_cache_dir", None)
+        compilation_cache.reset_cache()  # it may be open already
+        _warn(named, why)
+
+
+def distrust(folder: Path) -> str:
+    """Why programs in a folder must not be run: who else could have put them there. Empty where nobody could.
+
+    Each folder on the way counts too: whoever may rename one of them may put another in its place. A folder that is not
+    there is made.
+    """
+    if re.match(r"\w+:/", str(folder)):
+        return "who can write there is not known"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        real = Path(os.path.realpath(folder))
+        return _writers(real) or _planted(real)
+    except OSError as error:
+        return f"it cannot be used ({error.strerror or error})"
+
+
+def _writers(real: Path) -> str:
+    """Who else could replace something in a folder or on the way to it."""
+    if not hasattr(os, "getuid"):
+        return ""
+    trusted = (os.getuid(), 0, os.stat("/").st_uid)
+    for path in (real, *real.parents):
+        found = path.stat()
+        others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        sticky = path != real and found.st_mode & stat.S_ISVTX  # there, only the owner of a folder can rename it
+        if found.st_uid not in (trusted if path != real else trusted[:1]):
+            return f"{path} belongs to another user"
+        if others and not sticky:
+            return f"others may write to {path}"
+    return ""
+
+
+def _planted(real: Path) -> str:
+    """The first thing in a folder that somebody else owns or may write to, or that leads elsewhere."""
+    if not hasattr(os, "getuid"):
+        return ""
+    closed = not real.stat().st_mode & 0o077  # others cannot even enter
+    for parent, folders, files in os.walk(real):
+        for name in (*folders, *files):
+            path = Path(parent) / name
+            found = path.lstat()
+            if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+                return f"{path} is no plain file"
+            if found.st_uid != os.getuid():
+                return f"{path} belongs to another user"
+            if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not closed:
+                return f"others may write to {path}"
+    return ""
 
 
 def machine() -> str:

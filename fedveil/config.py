@@ -287,7 +287,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError("FILE", str(path), "no such file; give the path of a TOML config") from None
     except IsADirectoryError:
         raise ConfigError("FILE", str(path), "is a folder; give the path of a TOML config") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError("FILE", str(path), f"is not TOML: {error}") from None
     except (OSError, ValueError) as error:  # not UTF-8, or a path that no file can have
         raise ConfigError("FILE", str(path), f"cannot be read ({error}); give a TOML config in UTF-8") from None

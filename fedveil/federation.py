@@ -250,10 +250,12 @@ def prepare(
     its clients hold. `trainable` false: for attacks on the first round, pictures too few to train on will do.
     `draws`: those of a run that is resumed or attacked; by default `train.noise_seed`, or a new secret.
     """
+    from fedveil.compilation import check_jax_cache
     from fedveil.simulation.context import FederationContext
     from fedveil.simulation.server import ServerRule
     from fedveil.simulation.simulator import FederatedData, SimulationSettings, Simulator
 
+    check_jax_cache()
     config = resolve(config, trainable=trainable)
     data = config.data
     share = max(defense.public_share(data.name) for defense in config.defense)

@@ -6,6 +6,7 @@ A run folder is accounted by its transcript. A folder from before there were tra
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,10 +24,7 @@ from fedveil.core.errors import ConfigError, RunError, unknown_name
 from fedveil.core.system import Rows
 from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, UNITS
 from fedveil.federation import IN_MEMORY, Plan, plan
-from fedveil.runs import RunFolder
-
-MOST_ROUNDS = 10_000_000
-
+from fedveil.runs import MOST_ROUNDS, RunFolder
 
 Parts = Sequence[tuple[Transcript, tuple[Row, ...]]]
 
@@ -161,7 +159,7 @@ def calibrate(
 def transcript_of(path: Path, rounds: int | None = None) -> Transcript:
     """What the run in a folder executed so far, or in its first `rounds` rounds."""
     file, run = path / transcript.FILE, RunFolder.open(path)
-    if file.exists():
+    if os.path.lexists(file):
         return transcript.read(file, rounds, at_least=_shown(run))
     return _older(run, rounds)
 

@@ -5,30 +5,37 @@
 | `config.toml` | the resolved config: reading it back gives the same run |
 | `run.json` | versions, device, dataset note, status, result |
 | `metrics.jsonl` | one line per round |
-| `checkpoint.npz` | parameters, server state and round, replaced atomically |
+| `checkpoint.npz` | parameters, server state, round, and a digest of all of them; replaced atomically |
 | `model.safetensors` | the final parameters by name, `layer/w`, written when the run ends |
 | `secret.key` | the secret that cohorts, batches and noise come from, readable by its owner alone; never to be published |
+
+One process at a time writes to a run: `RunFolder.locked` refuses all others.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
+import math
 import os
 import platform
 import shlex
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedveil.core.errors import ConfigError, RunError
+from fedveil.core import files
+from fedveil.core.archives import load_npz
+from fedveil.core.errors import ConfigError, FedveilError, RunError
+from fedveil.core.files import write_atomic as write_atomic
+from fedveil.core.files import write_text as write_text
 from fedveil.core.keys import Draws
 from fedveil.core.system import Lazy, to_json
 
@@ -38,30 +45,22 @@ else:
     jax = Lazy("jax")
 
 Tree = Any
-
-
-def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Writes a file atomically: its name refers to the old or to the complete new content at every moment."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def write_text(path: Path, text: str) -> None:
-    write_atomic(path, lambda file: file.write(text.encode()))
+MOST_ROUNDS = 10_000_000  # that a run can have
+DIGEST = "#digest"  # of everything else in a checkpoint
 
 
 def named_leaves(tree: Tree) -> dict[str, Any]:
     """The leaves of a tree by path: a checkpoint can be read without this program."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def parameters_as_bytes(params: Tree) -> bytes:
+    """The content of a `.safetensors` file with these parameters."""
+    from safetensors.numpy import save
+
+    named = named_leaves(jax.device_get(params))
+    return save({name: np.ascontiguousarray(leaf) for name, leaf in named.items()})
 
 
 @dataclass(frozen=True)
@@ -106,6 +105,10 @@ class RunFolder:
         return self.path / "config.toml"
 
     @property
+    def info(self) -> Path:
+        return self.path / "run.json"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
@@ -137,24 +140,45 @@ class RunFolder:
             then = self.how_to_go_on if self.config.exists() else "start again"
             raise RunError(f"{self.path} cannot be written ({reason}): {remedy}, then {then}") from error
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Makes this process the only one that works on the run."""
+        with ExitStack() as stack:
+            with self.writing():
+                stack.enter_context(files.locked(self.path))
+            yield
+
     def clear_leftovers(self) -> None:
         """Removes the temporary files of a killed process."""
-        names = ("config.toml", "run.json", self.metrics.name, self.checkpoint.name, self.model.name, self.secret.name)
-        for name in names:
-            for left in self.path.glob(f".{name}.????????"):
-                left.unlink(missing_ok=True)
+        for path in (self.config, self.info, self.metrics, self.checkpoint, self.model, self.secret):
+            files.clear_leftovers(path)
 
     def read_info(self) -> dict[str, Any]:
+        """The content of `run.json`; empty where there is none."""
         try:
-            return json.loads((self.path / "run.json").read_text())
+            found = json.loads(self.info.read_text(encoding="utf-8"))
+            if not isinstance(found, dict) or not isinstance(found.get("result", {}), dict):
+                raise ValueError("not a table")
+            if not isinstance(found.get("status", ""), str):
+                raise ValueError("no status")
+            return found
         except FileNotFoundError:
             return {}
-        except json.JSONDecodeError:
-            raise RunError(f"{self.path / 'run.json'} is damaged: delete it and use --resume again") from None
+        except (OSError, ValueError, RecursionError):
+            raise RunError(f"{self.info} is damaged: delete it and use --resume again") from None
+
+    def check_config(self) -> None:
+        """Refuses a `config.toml` that is not the one that the run began with. Runs from before do not know theirs."""
+        began = self.read_info().get("config_sha256")
+        if began is not None and began != self.config_digest():
+            raise RunError(f"{self.config} was changed after the run began: undo that, or train anew with it")
+
+    def config_digest(self) -> str:
+        return hashlib.sha256(self.config.read_bytes()).hexdigest()
 
     def write_info(self, **changes: object) -> None:
         """Updates `run.json`."""
-        write_text(self.path / "run.json", to_json({**self.read_info(), **changes}, indent=2) + "\n")
+        write_text(self.info, to_json({**self.read_info(), **changes}, indent=2) + "\n")
 
     def keep(self, draws: Draws) -> None:
         """Writes the secret of the run's draws, readable only by its owner. Draws by a seed have no secret."""
@@ -183,28 +207,20 @@ class RunFolder:
         """Replaces the checkpoint: waits for the device, writes, syncs, renames."""
         arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(jax.device_get(state)).items()}
         arrays |= {"#round": np.asarray(round_), "#seconds": np.asarray(seconds)}
+        arrays[DIGEST] = np.asarray(files.digest_of(arrays))
         savez: Callable[..., None] = np.savez
         write_atomic(self.checkpoint, lambda file: savez(file, **arrays))
 
     def checkpoint_round(self) -> int:
         """The number of rounds in the checkpoint; 0 without one. `run.json` may be older after a kill."""
-        if not self.checkpoint.exists():
-            return 0
-        try:
-            with np.load(self.checkpoint) as stored:
-                return int(stored["#round"])
-        except Exception as error:
-            raise RunError(f"{self.checkpoint} is damaged ({error}): delete it to start this run anew") from None
+        found = self._read_checkpoint()
+        return 0 if found is None else int(found["#round"])
 
     def restore(self, like: Tree) -> Checkpoint | None:
         """The checkpoint, its state in the shape of `like`; None where there is none yet."""
-        if not self.checkpoint.exists():
+        arrays = self._read_checkpoint()
+        if arrays is None:
             return None
-        try:
-            with np.load(self.checkpoint) as stored:
-                arrays = dict(stored)
-        except Exception as error:
-            raise RunError(f"{self.checkpoint} is damaged ({error}): delete it to start this run anew") from None
         wanted = named_leaves(like)
         wanted_names = {*wanted, "#round", "#seconds"}
         if set(arrays) != wanted_names:
@@ -217,27 +233,81 @@ class RunFolder:
         state = jax.tree.unflatten(jax.tree.structure(like), restored)
         return Checkpoint(state, int(arrays["#round"]), float(arrays["#seconds"]))
 
+    def _read_checkpoint(self) -> dict[str, np.ndarray] | None:
+        """The arrays of the checkpoint, checked, without their digest; None where there is no checkpoint."""
+        try:
+            if not os.path.lexists(self.checkpoint):
+                return None
+            arrays = load_npz(self.checkpoint)
+            digest = arrays.pop(DIGEST, None)
+            if digest is None:
+                _check_old(arrays)
+            elif str(digest) != files.digest_of(arrays):
+                raise ValueError("its digest is wrong")
+            if not 0 <= int(arrays["#round"]) <= MOST_ROUNDS:
+                raise ValueError(f"round {arrays['#round']}")
+        except KeyError as error:
+            raise RunError(
+                f"{self.checkpoint} does not fit the config: {error} differs; was it written here?"
+            ) from None
+        except FedveilError:
+            raise
+        except Exception as error:  # zipfile, zlib and numpy raise many kinds of errors for a damaged archive
+            raise RunError(f"{self.checkpoint} is damaged ({error}): delete it to start this run anew") from None
+        return arrays
+
     def append(self, rows: list[dict[str, Any]]) -> None:
         """Adds lines to the metrics."""
-        with self.metrics.open("a", encoding="utf-8") as file:
-            file.writelines(to_json(row) + "\n" for row in rows)
+        files.append_lines(self.metrics, "".join(to_json(row) + "\n" for row in rows))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All complete lines; a line cut short by a crash is dropped."""
-        if not self.metrics.exists():
-            return []
-        rows = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
+        """All complete lines; a last line that a crash cut short is dropped."""
+        rows, damage = metrics_of(self.metrics)
+        if damage:
+            raise RunError(f"{self.metrics} is damaged ({damage}): delete it; the ledger and --resume do not need it")
         return rows
 
     def rewind(self, round_: int) -> None:
         """Drops metrics of rounds that the checkpoint does not hold: they will be computed again."""
         kept = [row for row in self.read_metrics() if row["round"] < round_]
         write_text(self.metrics, "".join(to_json(row) + "\n" for row in kept))
+
+
+def metrics_of(file: Path) -> tuple[list[dict[str, Any]], str]:
+    """The rows of a `metrics.jsonl` up to the first damaged line, and what is wrong with that one.
+
+    A last line without an end is not damaged: it is being written, or a crash cut it short.
+    """
+    rows: list[dict[str, Any]] = []
+    try:
+        *lines, last = file.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        return [], ""
+    except (OSError, ValueError) as error:
+        return [], getattr(error, "strerror", None) or "it is no text"
+    for line in lines:
+        try:
+            row = json.loads(line, parse_constant=_refused)
+            sound = all(value is None or type(value) in (int, float, dict) for value in row.values())
+            if not sound or type(row["round"]) is not int or row["round"] != len(rows):
+                raise ValueError
+        except (ValueError, KeyError, AttributeError, RecursionError):
+            return rows, f"line {len(rows) + 1} is no row of round {len(rows)}"
+        rows.append(row)
+    return rows, "its last line is no row" if last and not last.startswith("{") else ""
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is not in JSON")
+
+
+def _check_old(arrays: Mapping[str, np.ndarray]) -> None:
+    """A checkpoint from before there were digests is taken if its values can be those of a training."""
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and name.startswith("params/") and not np.isfinite(array).all():
+            raise ValueError(f"'{name}' holds values that are not finite")
+    if arrays["#round"].dtype.kind not in "iu" or not math.isfinite(arrays["#seconds"]):
+        raise ValueError("its round or its seconds are no numbers")
 
 
 def default_path(name: str) -> Path:

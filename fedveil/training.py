@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -15,10 +17,9 @@ from fedveil.accounting import ledger, transcript
 from fedveil.config import SECTIONS, Config, Defenses, Settings, from_dict, load, read, resolve, to_toml
 from fedveil.core.errors import ConfigError, Interrupted, RunError, show
 from fedveil.federation import Arrays, Federation, federation
-from fedveil.models.files import parameters_as_bytes
 from fedveil.models.layers import Params
 from fedveil.models.net import Model
-from fedveil.runs import RunFolder, environment, write_atomic, write_text
+from fedveil.runs import RunFolder, environment, parameters_as_bytes, write_atomic, write_text
 from fedveil.simulation.server import ServerState
 from fedveil.simulation.simulator import RoundReport
 
@@ -145,7 +146,9 @@ def reopen(
 def _own_config(run: RunFolder, defense: Defenses | None) -> Config:
     """The config of a run. A caller's own defence objects must be those it was begun with."""
     if defense is None:
-        return load(run.config)
+        config = load(run.config)
+        run.check_config()
+        return config
     document = read(run.config)
     own = from_dict({**document, "defense": defense})
     if document.get("defense") != own.model_dump()["defense"]:
@@ -186,6 +189,13 @@ class _Training:
         self.recorder = transcript.Recorder(header, file)
 
     def go(self) -> Result:
+        with self.run.locked() if self.run is not None else nullcontext():
+            try:
+                return self._rounds()
+            finally:
+                self.recorder.close()
+
+    def _rounds(self) -> Result:
         every = self.federation.config.train.eval_every
         assert every is not None
         rounds = self.federation.rounds
@@ -244,27 +254,24 @@ class _Training:
 
     def _begin_run(self, run: RunFolder, state: ServerState) -> tuple[ServerState, int]:
         """Prepares the folder of a running training: secret, config, and metrics cut back to the checkpoint."""
-        if not run.config.exists():
+        if not os.path.lexists(run.config):
             run.keep(self.simulator.draws)  # first: a run that has a config can be resumed
             write_text(run.config, to_toml(self.federation.config))
+            run.write_info(config_sha256=run.config_digest())
         elif run.draws(self.federation.config.train.noise_seed) != self.simulator.draws:
             raise RunError(f"{run.path} was begun with other draws: prepare the federation with those of the run")
         done, restored = 0, run.restore(state)
         if restored is not None:
             state, done, self.earlier = self.simulator.adopt(restored.state), restored.round, restored.seconds
+        if done > self.federation.rounds:
+            raise RunError(f"{run.checkpoint} is of round {done}, and the run has {self.federation.rounds}")
         run.clear_leftovers()
-        self._open_transcript(run, done)
+        self.recorder.begin(at_least=done)
         run.rewind(done)
         self.history = run.read_metrics()
         about = {"note": self.federation.dataset.note, "own_model": self.federation.own_model}
         run.write_info(status="running", rounds_done=done, **about, **environment())
         return state, done
-
-    def _open_transcript(self, run: RunFolder, done: int) -> None:
-        if done and not (run.path / transcript.FILE).exists():
-            why = f"has rounds behind it and no {transcript.FILE}"
-            raise RunError(f"{run.path} {why}: start the run anew to account for it")
-        self.recorder.begin()
 
     def _flush(self, scores: tuple[float, float] | None, now: bool = False) -> None:
         """Turns finished rounds into metrics rows; waits for the device, so not after every round of a fast run."""
@@ -278,10 +285,10 @@ class _Training:
             self.history.append(row)
             if self.progress:
                 self.progress(row)
-        for row in rows:
-            self.recorder.outcome(int(row["round"]), dropped=int(row["not_finite"]))
-        if self.run is not None:
-            with self.run.writing():
+        with self.run.writing() if self.run is not None else nullcontext():
+            for row in rows:
+                self.recorder.outcome(int(row["round"]), dropped=int(row["not_finite"]))
+            if self.run is not None:
                 self.recorder.sync()
                 self.run.append(rows)
         self.waiting = []

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -49,8 +50,8 @@ def test_off(clean, setting, monkeypatch, tmp_path):
 def test_another_folder_and_jaxs_own_setting(clean, monkeypatch, tmp_path):
     monkeypatch.setenv(compilation.SETTING, str(tmp_path / "mine"))
     assert compilation.use_cache() == tmp_path / "mine"
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/elsewhere")
-    assert compilation.use_cache() is None and os.environ["JAX_COMPILATION_CACHE_DIR"] == "/elsewhere"
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "jax"))
+    assert compilation.use_cache() is None and os.environ["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path / "jax")
 
 
 def test_a_home_that_cannot_be_written_is_no_error(clean, monkeypatch, tmp_path):
@@ -59,21 +60,116 @@ def test_a_home_that_cannot_be_written_is_no_error(clean, monkeypatch, tmp_path)
     assert compilation.use_cache() is None
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o770, 0o707])
-def test_a_folder_that_others_may_write_is_not_used(clean, mode, monkeypatch, tmp_path):
+def opened(folder):
+    folder.chmod(0o777)
+
+
+def by_group(folder):
+    folder.chmod(0o770)
+
+
+def parent(folder):
+    folder.parent.chmod(0o777)
+
+
+def foreign_file(folder):
+    os.chown(folder / "program-cache", 12345, 12345)
+
+
+def open_file(folder):
+    folder.chmod(0o755)
+    (folder / "program-cache").chmod(0o666)
+
+
+def link(folder):
+    (folder / "program-cache").unlink()
+    (folder / "program-cache").symlink_to(folder.parent / "theirs")
+
+
+def foreign_folder(folder):
+    os.chown(folder, 12345, 12345)
+
+
+def foreign_parent(folder):
+    os.chown(folder.parent, 12345, 12345)
+
+
+PLANTS = (opened, by_group, parent, foreign_file, open_file, link, foreign_folder, foreign_parent)
+
+
+@pytest.mark.parametrize("name", [compilation.SETTING, "JAX_COMPILATION_CACHE_DIR"])
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_a_folder_into_which_others_can_put_programs_is_not_used(clean, name, plant, monkeypatch, tmp_path):
     """Its programs are machine code: whoever can write them decides what runs."""
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(mode)
-    monkeypatch.setenv(compilation.SETTING, str(tmp_path / "open"))
-    assert compilation.use_cache() is None and "JAX_COMPILATION_CACHE_DIR" not in os.environ
-    (tmp_path / "open").chmod(0o755)
-    assert compilation.use_cache() == tmp_path / "open"
+    if plant.__name__.startswith("foreign") and os.getuid() != 0:
+        pytest.skip("only root can give a file away")
+    folder = tmp_path / "on the way" / "programs"
+    folder.mkdir(mode=0o700, parents=True)
+    (folder / "program-cache").write_bytes(b"machine code")
+    monkeypatch.setenv(name, str(folder))
+    assert compilation.distrust(folder) == ""
+    plant(folder)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert compilation.use_cache() is None
+    assert os.environ.get("JAX_COMPILATION_CACHE_DIR") is None
+    assert len(told) == (name != compilation.SETTING)  # the user's own folder: one line says why
+    assert (folder / "program-cache").is_symlink() or (folder / "program-cache").read_bytes() == b"machine code"
+
+
+def test_a_remote_folder_is_not_used(clean, monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://bucket/programs")
+    with pytest.warns(UserWarning, match="who can write there is not known"):
+        assert compilation.use_cache() is None
+    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
 
 
 def test_a_folder_of_another_user_is_not_used(clean, monkeypatch, tmp_path):
     monkeypatch.setenv(compilation.SETTING, str(tmp_path / "theirs"))
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     assert compilation.use_cache() is None and "JAX_COMPILATION_CACHE_DIR" not in os.environ
+
+
+# A program that is stored under the name of another: what JAX would run in its place.
+PLANTED = """
+import os, sys, warnings
+from pathlib import Path
+warnings.simplefilter("ignore")
+from fedveil import compilation
+if sys.argv[1] == "guarded":
+    compilation.use_cache()
+import jax, jax.numpy as jnp
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+if sys.argv[1] == "from python":
+    compilation.check_jax_cache()
+scale = float(sys.argv[2])
+def noised(x):
+    return x * scale
+print(float(jax.jit(noised)(jnp.float32(3.0))), flush=True)
+"""
+
+
+def test_a_planted_program_does_not_run(clean, tmp_path):
+    folder = tmp_path / "programs"
+    folder.mkdir()
+
+    def ran(guard: str, scale: float) -> float:
+        environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder)}
+        command = [sys.executable, "-c", PLANTED, guard, str(scale)]
+        return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+
+    def stored() -> set[str]:
+        return {path.name for path in folder.iterdir() if "noised" in path.name and path.name.endswith("-cache")}
+
+    assert ran("unguarded", 1.0) == 3.0
+    (honest,) = stored()
+    assert ran("unguarded", 0.001) == pytest.approx(0.003)
+    (planted,) = stored() - {honest}
+    (folder / honest).write_bytes((folder / planted).read_bytes())
+    assert ran("unguarded", 1.0) == pytest.approx(0.003)  # the plant works: JAX runs what is stored there
+    folder.chmod(0o777)
+    assert ran("guarded", 1.0) == 3.0 and ran("from python", 1.0) == 3.0
 
 
 def test_the_oldest_programs_are_deleted_first(clean, monkeypatch, tmp_path):

@@ -27,6 +27,7 @@ from fedveil.accounting.accountants import Round
 from fedveil.core.events import Claim
 
 MOMENT_ORDERS = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *range(5, 64), 128, 256, 512)
+MARGIN = 100_000.0  # errors beyond 40 standard deviations that `optimal` counts: all of them up to so many steps
 RULES = ("moments", "basic", "advanced", "optimal", "zcdp")
 CLAIMED = (*RULES, "joint", "as-published")  # the rules of all rows that repeat a claim
 CLAIM = "as published; not certified"
@@ -137,9 +138,12 @@ def optimal(sigma: float, rate: float, steps: int, delta: float) -> float | None
     one, per_step = _one_step(sigma, rate, delta / (2 * steps))
     left = 1.0 - (1.0 - delta) / (1.0 - per_step) ** steps
     # One response errs with probability 1/(1+e^ε₀); with j errors of k the loss is (k − 2j)·ε₀.
-    errors = np.arange(steps + 1)
+    wrong = float(special.expit(-one))
+    # Numbers of errors further from the mean than 40 standard deviations and a margin have no probability.
+    mean, reach = steps * wrong, 40.0 * math.sqrt(steps * wrong) + MARGIN
+    errors = np.arange(max(0, math.floor(mean - reach)), min(steps, math.ceil(mean + reach)) + 1)
     losses = (steps - 2 * errors) * one
-    chances = stats.binom.pmf(errors, steps, special.expit(-one))
+    chances = stats.binom.pmf(errors, steps, wrong)
 
     def exceeds(epsilon: float) -> bool:
         over = losses > epsilon

@@ -4,16 +4,20 @@
 taps that they stand before, and what the papers claim. A line follows for each round before its result is used: its
 number, the attempt (a deployed round may be asked for again, with fresh noise), its learning rate, how many clients were
 asked and lost, and z of every mechanism, read off the mechanism that ran. A last line for each round says how many
-messages were left out for not being finite.
+messages were left out for not being finite. Every line ends with a check, a digest of the line and of the check before it:
+a number that was changed, or a line that is missing, is noticed. Files from before there were checks have none.
 
 A plan is accounted by the transcript of rounds that have not happened (`planned`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -21,14 +25,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedveil.accounting import accounts
-from fedveil.core.errors import RunError
+from fedveil.core.errors import RunError, show
 from fedveil.core.events import Claim, Release
+from fedveil.core.files import drop_cut_line
 from fedveil.core.setting import Setting
 from fedveil.core.system import to_json
 from fedveil.defenses.base import Defense
 
 FILE = "transcript.jsonl"
 VERSION = 1
+CHECK = re.compile(r', "check": "([0-9a-f]{16})"}')  # the end of each line
+CHECK_LENGTH = 30
 DELTA = 1e-5  # where no defence names one
 FORMER_NAMES = {"law": "distribution", "adds_up": "client_noise_sums", "covered": "certifiable"}  # in older files
 
@@ -170,18 +177,24 @@ class Recorder:
         self.header, self.path = header, path
         self.rounds: Rounds = {}
         self.file: IO[str] | None = None
+        self.check: str | None = ""  # of the last line; None in a file without checks
 
-    def begin(self) -> None:
-        """Opens the file, with its header if it is new; what it holds already is kept."""
+    def begin(self, *, at_least: int = 0) -> None:
+        """Opens the file, with its header if it is new; what it holds already is kept.
+
+        `at_least`: rounds that the run has behind it. A file that lacks one of them is refused.
+        """
         if self.path is None:
             return
-        known = self.path.exists() and self.path.stat().st_size > 0
+        known = os.path.lexists(self.path) and (self.path.is_symlink() or self.path.stat().st_size > 0)
         if known:
-            header, self.rounds = _parse(self.path)
+            header, self.rounds, self.check = _parse(self.path, at_least)
             if header.digest != self.header.digest:
                 takes = "it was begun with other mechanisms, sizes or draws: start a new run for this config"
                 raise RunError(f"{self.path} does not fit the config of this run: {takes}")
-            _drop_cut_line(self.path)
+            drop_cut_line(self.path)
+        elif at_least:
+            raise RunError(f"{self.path} is missing or empty: without it the account of this run is not known")
         self.file = self.path.open("a", encoding="utf-8")
         if not known:
             self._write(_header(self.header))
@@ -199,7 +212,11 @@ class Recorder:
 
     def _write(self, line: Mapping[str, Any]) -> None:
         if self.file is not None:
-            self.file.write(to_json(line) + "\n")
+            text = to_json(line)
+            if self.check is not None:
+                self.check = _check(self.check, text)
+                text = f'{text[:-1]}, "check": "{self.check}"}}'
+            self.file.write(text + "\n")
             self.file.flush()
 
     def sync(self) -> None:
@@ -209,7 +226,8 @@ class Recorder:
 
     def close(self) -> None:
         if self.file is not None:
-            self.file.close()
+            with contextlib.suppress(OSError):  # a line that did not fit on the disk was told of already
+                self.file.close()
             self.file = None
 
     def transcript(self) -> Transcript:
@@ -222,10 +240,7 @@ def read(path: Path, most: int | None = None, *, at_least: int = 0) -> Transcrip
 
     `at_least`: rounds that other files of the run show. Where lines of some are missing the file is refused.
     """
-    header, rounds = _parse(path)
-    missing = set(range(at_least)) - {number for number, _ in rounds}
-    if missing:
-        raise RunError(f"{path} lacks round {min(missing)}, which the run has behind it: its account is not known")
+    header, rounds, _ = _parse(path, at_least)
     return _of_rounds(header, dict(list(rounds.items())[:most]))
 
 
@@ -241,56 +256,94 @@ def _of_rounds(header: Transcript, rounds: Rounds) -> Transcript:
     )
 
 
-def _drop_cut_line(path: Path) -> None:
-    """Removes a last line that a crash cut short, so that the next one does not follow it."""
-    data = path.read_bytes()
-    if not data.endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(data.rfind(b"\n") + 1)
+def _check(before: str, text: str) -> str:
+    """The check of a line; `before`: that of the line above."""
+    return hashlib.sha256((before + text).encode()).hexdigest()[:16]
 
 
-def _parse(path: Path) -> tuple[Transcript, Rounds]:
-    """Header and rounds. A round that is repeated with the same draws after a stop has one line of each attempt."""
+def _parse(path: Path, at_least: int) -> tuple[Transcript, Rounds, str | None]:
+    """Header, rounds, and the check of the last line: None in a file without checks.
+
+    A round that is repeated with the same draws after a stop has one line of each attempt.
+    """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        header = _read_header(json.loads(lines[0]))
-        rounds: Rounds = {}
-        for number, text in enumerate(lines[1:]):
-            try:
-                line = json.loads(text)
-            except ValueError:
-                if number == len(lines) - 2:  # cut by a crash: what it stood for was never used
-                    break
-                raise
-            _add(rounds, line, header)
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        if path.is_symlink():
+            raise ValueError("it is a link")
+        *lines, _ = path.read_text(encoding="utf-8").split("\n")  # a cut line: what it stood for was never used
+        if not lines:
+            raise ValueError("it has no whole line")
+        text, check = _checked(lines[0], "" if CHECK.fullmatch(lines[0][-CHECK_LENGTH:]) else None)
+        header, rounds = _read_header(json.loads(text)), Rounds()
+        for number, line in enumerate(lines[1:], 2):
+            text, check = _checked(line, check, number)
+            _add(rounds, json.loads(text), header)
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise RunError(f"{path} is damaged ({error}): without it the account of this run is not known") from None
-    return header, rounds
+    numbers = {number for number, _ in rounds}
+    shown = max(at_least, 1 + max(numbers, default=-1))
+    if len(numbers) < shown:
+        missing = next(number for number in range(shown) if number not in numbers)
+        raise RunError(f"{path} lacks round {missing}, which the run has behind it: its account is not known")
+    return header, rounds, check
+
+
+def _checked(line: str, before: str | None, number: int = 1) -> tuple[str, str | None]:
+    """A line without its check, and that check; `before`: that of the line above."""
+    if before is None:
+        return line, None
+    found, text = CHECK.fullmatch(line[-CHECK_LENGTH:]), line[:-CHECK_LENGTH] + "}"
+    if found is None or found[1] != _check(before, text):
+        raise ValueError(f"line {number} was changed, or one before it is missing")
+    return text, found[1]
 
 
 def _add(rounds: Rounds, line: dict[str, Any], header: Transcript) -> None:
     if "outcome" in line:
-        key = (int(line["outcome"]), int(line["attempt"]))
-        rounds[key] = (rounds[key][0], (int(line["dropped"]), int(line["lost"])))
+        key = _count(line["outcome"]), _count(line["attempt"])
+        rounds[key] = (rounds[key][0], (_count(line["dropped"]), _count(line["lost"])))
         return
     entry = Executed(**{**line, "multipliers": tuple(float(z) for z in line["multipliers"])})
+    for number in (entry.round, entry.attempt, entry.asked, entry.lost):
+        _count(number)
     if len(entry.multipliers) != len(header.releases):
         raise ValueError(f"round {entry.round} has {len(entry.multipliers)} multipliers, not {len(header.releases)}")
+    if not all(math.isfinite(z) and z >= 0 for z in (entry.lr, *entry.multipliers)):
+        raise ValueError(f"round {entry.round} has a number that no round can have")
     rounds[entry.round, entry.attempt] = (entry, None)
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise ValueError(f"{show(value)} where a whole number belongs")
+    return value
 
 
 def _read_header(document: dict[str, Any]) -> Transcript:
     if document["transcript"] != VERSION:
-        raise ValueError(f"version {document['transcript']} is not known here")
-    setting = {**document["setting"], "sizes": tuple(tuple(pair) for pair in document["setting"]["sizes"])}
+        raise ValueError(f"version {show(document['transcript'])} is not known here")
+    sizes = tuple((_count(size), _count(steps)) for size, steps in document["setting"]["sizes"])
+    setting = _made(Setting, {**document["setting"], "sizes": sizes}, former={})
     releases = tuple(_made(Release, release) for release in document["releases"])
     claims = tuple(_made(Claim, claim) for claim in document["claims"])
-    return Transcript(Setting(**setting), releases, claims, float(document["delta"]), draws=str(document["draws"]))
+    delta = float(document["delta"])
+    if not 0 < delta < 1:
+        raise ValueError(f"δ = {delta:g}")
+    return Transcript(setting, releases, claims, delta, draws=str(document["draws"]))
 
 
-def _made(kind: Any, document: dict[str, Any]) -> Any:
-    """A frozen dataclass from its table; lists become tuples, former names of fields are understood."""
-    named = {FORMER_NAMES.get(key, key): value for key, value in document.items()}
-    if set(named) != {field.name for field in fields(kind)}:
+_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "None": (type(None),)}
+
+
+def _made(kind: Any, document: dict[str, Any], former: Mapping[str, str] = FORMER_NAMES) -> Any:
+    """A frozen dataclass from its table, each value of its type; former names of fields are understood."""
+    named = {former.get(key, key): tuple(v) if isinstance(v, list) else v for key, v in document.items()}
+    known = {field.name: str(field.type) for field in fields(kind)}
+    if named.keys() - known.keys() or (kind is not Setting and known.keys() - named.keys()):
         raise ValueError(f"not a {kind.__name__.lower()} of this version")
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in named.items()})
+    for key, value in named.items():
+        name = known[key]
+        wanted = (tuple,) if name.startswith("tuple") else sum((_TYPES.get(n, (str,)) for n in name.split(" | ")), ())
+        numbers = [v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, int | float)]
+        if type(value) not in wanted or not all(math.isfinite(v) and abs(v) < 2**53 for v in numbers):
+            raise ValueError(f"{key} = {show(value)}")
+    return kind(**named)

@@ -5,13 +5,16 @@ The command line, the lab, the demo and the recipes all call `attack`, or `attac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedveil.accounting import transcript
 from fedveil.attacks import games, results, study
 from fedveil.attacks.base import Attack, Execution, Progress, Reconstruction, ReconstructionAttack, check_tap, silent
 from fedveil.attacks.games.federations import Target
@@ -19,13 +22,15 @@ from fedveil.attacks.games.outcome import Outcome
 from fedveil.attacks.inference.base import InferenceAttack
 from fedveil.attacks.registry import checked
 from fedveil.attacks.study import Study
+from fedveil.compilation import check_jax_cache
 from fedveil.config import AttackConfig, Config, Settings, for_attack, from_dict, from_settings, load, resolve, to_toml
-from fedveil.core.errors import ConfigError
+from fedveil.core.errors import ConfigError, RunError
+from fedveil.core.files import SHARED, write_atomic, write_text
 from fedveil.core.keys import Draws
 from fedveil.data.registry import DATASETS
 from fedveil.federation import Arrays, Federation, build_model, in_memory, prepare
 from fedveil.models.net import Model
-from fedveil.runs import RunFolder, environment, write_text
+from fedveil.runs import RunFolder, environment
 
 if TYPE_CHECKING:
     from fedveil.simulation.server import ServerState
@@ -81,8 +86,23 @@ def attack(
     `pictures`: a folder for pictures. `progress`: called with the steps done and their total.
     """
     files = _checked_files(run, gradients, out, pictures)
-    report = progress or silent
-    config = from_settings(settings) if run is None else _config_of_run(Path(run), settings)
+    held = None if files.folder is None else RunFolder(files.folder)
+    with nullcontext() if held is None or (held.path == files.run and not held.config.is_file()) else held.locked():
+        return _attack(settings, files, gradients, data, model, attack, progress or silent)
+
+
+def _attack(
+    settings: Settings,
+    files: _Files,
+    gradients: str | Path | None,
+    data: Arrays | None,
+    model: Model | None,
+    attack: Attack | None,
+    report: Progress,
+) -> AttackResult:
+    """`attack`, in folders that no other process works in."""
+    run = files.run
+    config = from_settings(settings) if run is None else _config_of_run(run, settings)
     config, chosen = _with_attack(config, attack)
     if run is None and isinstance(chosen, ReconstructionAttack):
         config = for_attack(config)
@@ -91,7 +111,7 @@ def attack(
     dataset = None
     if data is not None:
         dataset, config = in_memory(data, config)
-    if run is not None and model is None and RunFolder.open(Path(run)).read_info().get("own_model"):
+    if run is not None and model is None and RunFolder.open(run).read_info().get("own_model"):
         raise ConfigError("run", str(run), "was trained with a model of its own: attack it from Python")
     if files.out is not None:
         _check_same(files.out, resolve(config, trainable=False))
@@ -142,14 +162,15 @@ def _config_of_run(run: Path, settings: Settings) -> Config:
         if not item.strip().startswith("attack."):
             raise ConfigError("-s", item, "a run has its own config: only attack.key=value can be set")
     folder = RunFolder.open(run)
+    config = load(folder.config, given)
+    folder.check_config()
     if not isinstance(settings, Mapping):
-        return load(folder.config, given)
+        return config
     for section, value in settings.items():
         if section != "attack":
             raise ConfigError(section, value, "a run has its own config: only keys of [attack] can be set")
-    own = load(folder.config)
-    keys = {**own.attack.model_dump(exclude_unset=True), **settings.get("attack", {})}
-    return own.model_copy(update={"attack": from_dict({"attack": keys}).attack})
+    keys = {**config.attack.model_dump(exclude_unset=True), **settings.get("attack", {})}
+    return config.model_copy(update={"attack": from_dict({"attack": keys}).attack})
 
 
 def _with_attack(config: Config, attack: Attack | None) -> tuple[Config, Attack]:
@@ -203,6 +224,8 @@ def _reconstruct(target: Target, chosen: ReconstructionAttack, files: _Files, pr
     number = _round(target.config, files.run)
     check_tap(chosen, bench.at)
     federation = prepare(target.config, dataset=target.dataset, model=target.model, trainable=False, draws=target.draws)
+    if files.run is not None:
+        _check_begun(federation, files.run)
     state = _state(federation, number, files.run)
     done = study.run_on(study.Round(federation, state, number), chosen, bench, progress)
     document = _described(done.as_dict(), target.config, model=federation.config.model.name)
@@ -241,6 +264,16 @@ def _state(federation: Federation, number: int, run: Path | None) -> ServerState
     if kept is None or kept.round != number:
         raise ConfigError("run", str(run), "its checkpoint is missing or of another round: resume it first")
     return federation.simulator.adopt(kept.state)
+
+
+def _check_begun(federation: Federation, run: Path) -> None:
+    """Refuses a run whose config no longer is the one that its transcript begins with."""
+    file, task = run / transcript.FILE, federation.simulator.task
+    if not os.path.lexists(file):
+        return
+    planned = transcript.start(task.defenses, task.setting, federation.simulator.draws.fingerprint)
+    if transcript.read(file, at_least=RunFolder(run).checkpoint_round()).digest != planned.digest:
+        raise RunError(f"{file} does not fit {RunFolder(run).config}: one of the two was changed after the run began")
 
 
 def _draw(done: Study, folder: Path, precision: str) -> list[str]:
@@ -292,6 +325,7 @@ def _on_gradients(
     from fedveil.attacks.observation import of_gradients
     from fedveil.attacks.pictures import write_grid
 
+    check_jax_cache()
     attack = _check_gradients(config, chosen)
     rate = config.train.lr  # None if unset: the default of the dataset is nobody's rate here
     config = resolve(config, trainable=False)
@@ -305,7 +339,9 @@ def _on_gradients(
     seeds = tuple(range(config.attack.seeds))
     found = attack.run(seen, Execution(seeds, config.speed.precision, progress))
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / "found.npz", inputs=found.inputs, labels=found.labels, distance=found.distance)
+    savez: Callable[..., None] = np.savez
+    arrays = {"inputs": found.inputs, "labels": found.labels, "distance": found.distance}
+    write_atomic(folder / "found.npz", lambda file: savez(file, **arrays), SHARED)
     if info.kind == "image":
         write_grid(folder / "found.png", list(found.inputs[:16]))
     document = {

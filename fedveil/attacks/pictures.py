@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from fedveil.core.errors import ConfigError
+from fedveil.core.files import SHARED, write_atomic
 from fedveil.data.pixels import to_bytes
 
 GAP = 2  # white pixels between pictures
@@ -17,13 +18,17 @@ LEAST = 64  # pictures are enlarged to at least this many pixels
 
 def write_grid(path: Path, rows: Sequence[np.ndarray]) -> None:
     """Rows [n, height, width, channels] of pictures with values in [0, 1], one below the other."""
-    Image.fromarray(_grid(rows)).save(path)
+    picture = Image.fromarray(_grid(rows))
+    write_atomic(path, lambda file: picture.save(file, "PNG"), SHARED)
 
 
 def write_film(path: Path, truth: np.ndarray, steps: np.ndarray) -> None:
     """Truth [n, ...] above, below it what was found, step by step [shown, n, ...]."""
     frames = [Image.fromarray(_grid([truth, step])) for step in steps]
-    frames[0].save(path, save_all=True, append_images=[*frames[1:], frames[-1], frames[-1]], duration=400, loop=0)
+    more = [*frames[1:], frames[-1], frames[-1]]
+    write_atomic(
+        path, lambda file: frames[0].save(file, "GIF", save_all=True, append_images=more, duration=400, loop=0), SHARED
+    )
 
 
 def _grid(rows: Sequence[np.ndarray]) -> np.ndarray:

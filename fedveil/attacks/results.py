@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.core.archives import load_npz
+from fedveil.core.files import clear_leftovers, digest_of, write_atomic, write_text
 from fedveil.core.system import to_json
 from fedveil.data.pixels import to_bytes
 
@@ -59,17 +62,24 @@ def save(
     digest = hashlib.sha256(to_json([asked, document.get("round")]).encode()).hexdigest()[:8]
     folder = run / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
+    for ending in ("json", "npz"):
+        clear_leftovers(folder / f"*.{ending}")
     path = folder / f"{document['attack']}-{document.get('tap') or 'none'}-{digest}.json"
     arrays = {**_of_pictures(pictures), **{f"curve/{name}": np.stack(pair) for name, pair in (curves or {}).items()}}
-    from fedveil.runs import write_atomic, write_text
-
     beside = path.with_suffix(".npz")
-    beside.unlink(missing_ok=True)
     if arrays:
         savez: Callable[..., None] = np.savez_compressed
         write_atomic(beside, lambda file: savez(file, **arrays))
-    write_text(path, to_json({**document, "settings": asked}, indent=2) + "\n")
+    else:
+        beside.unlink(missing_ok=True)
+    told = {**document, "settings": asked}
+    write_text(path, to_json({**told, "digest": _digest(told, arrays)}, indent=2) + "\n")
     return path
+
+
+def _digest(document: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
+    """Of a stored attack: its numbers and its pictures."""
+    return hashlib.sha256((to_json(document) + digest_of(arrays)).encode()).hexdigest()
 
 
 def unscored(rows: Sequence[np.ndarray], captions: Sequence[str]) -> Pictures | None:
@@ -105,11 +115,27 @@ def _read(path: Path) -> Stored:
     if not isinstance(document, dict) or not isinstance(document.get("attack"), str):
         raise ValueError("it does not name its attack")
     arrays: dict[str, np.ndarray] = {}
-    if path.with_suffix(".npz").exists():
-        with np.load(path.with_suffix(".npz"), allow_pickle=False) as stored:
-            arrays = dict(stored)
+    if os.path.lexists(path.with_suffix(".npz")):
+        arrays = load_npz(path.with_suffix(".npz"))
+    digest = document.pop("digest", None)
+    if digest is None:
+        _check_old(document)
+    elif digest != _digest(document, arrays):
+        raise ValueError("its digest is wrong: the file or its .npz was changed")
     curves = {name: (value[0], value[1]) for name, value in _below(arrays, "curve").items()}
     return Stored(path.stem, document, _to_pictures(arrays), curves)
+
+
+def _check_old(document: Mapping[str, Any]) -> None:
+    """An attack from before there were digests is taken if its scores can be scores."""
+    for key in ("success_rate", "label_success_rate", "auc", "ssim", "mse", "psnr"):
+        value = document.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"{key} is no number")
+        if value is not None and key in ("success_rate", "label_success_rate", "auc") and not 0 <= value <= 1:
+            raise ValueError(f"{key} is {value:g}, not a share")
+    if not isinstance(document.get("tap"), str | None):
+        raise ValueError("its tap is no name")
 
 
 def _of_pictures(pictures: Pictures | None) -> dict[str, np.ndarray]:

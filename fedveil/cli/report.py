@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from fedveil.cli import show
+from fedveil.core.errors import RunError
 from fedveil.report.write import report
 
 FORMS = ("svg", "png", "pdf", "pgf")  # of charts
@@ -17,7 +19,13 @@ def run_report(
     document = report(folders, out, tables=tables, **charts).as_dict()
     if json:
         show.print_json(document)
-        return
+    else:
+        _print(document)
+    if document["damage"]:
+        raise RunError(f"{document['damage'][0]}: the page says what else is missing")
+
+
+def _print(document: Mapping[str, Any]) -> None:
     for run in document["runs"]:
         accuracy = "not measured" if run["accuracy"] is None else f"{run['accuracy']:.4g}"
         verdicts = ", ".join(f"{tap} {seat['verdict']}" for tap, seat in run["seats"].items())

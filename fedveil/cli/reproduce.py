@@ -26,7 +26,7 @@ def run_reproduce(
     size = FULL if full else QUICK
     chosen = choose(name)
     cache = Cache(Path(cells) if cells else default_folder())
-    with _Bar() as bar:
+    with cache.locked(), _Bar() as bar:
         seconds = None if minutes is None else 60 * minutes
         progress = run(chosen, size, cache, seconds=seconds, workers=workers, tell=bar)
     if out is not None:

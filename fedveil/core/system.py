@@ -15,6 +15,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
+from fedveil.core.errors import ConfigError
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 
 class Lazy:
     """Stands for a module until one of its names is needed: tables, ledgers and `--help` do not wait for JAX."""
@@ -88,6 +95,44 @@ def processor() -> str:
         return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def free_memory() -> int:
+    """Bytes that this process may still use: what the system has free, within the limits on the process."""
+    free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else [2**40]
+    if resource is not None and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        free.append(limit - _pages("/proc/self/statm"))
+    for path, key in (("/proc/meminfo", "MemAvailable:"), ("/sys/fs/cgroup/memory.max", "")):
+        try:
+            words = Path(path).read_text(encoding="ascii").split()
+            free.append(1024 * int(words[words.index(key) + 1]) if key else int(words[0]) - _used())
+        except (OSError, ValueError):  # another system, or no limit
+            continue
+    return max(0, min(free))
+
+
+def _pages(path: str) -> int:
+    """The address space that is in use, in bytes."""
+    try:
+        return int(Path(path).read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
+
+
+def _used() -> int:
+    """Bytes that count towards the limit of the control group, without files that were read and can be dropped."""
+    group = Path("/sys/fs/cgroup")
+    words = (group / "memory.stat").read_text(encoding="ascii").split()
+    droppable = int(words[words.index("inactive_file") + 1])
+    return int((group / "memory.current").read_text(encoding="ascii")) - droppable
+
+
+def check_memory(key: str, value: object, need: float, instead: str) -> None:
+    """Refuses a setting that needs more memory than is free, before the work begins."""
+    free = free_memory()
+    if need > free:
+        takes = f"needs about {need / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free: {instead}"
+        raise ConfigError(key, value, takes)
 
 
 def user_cache(part: str) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedveil.core.archives import load_npz
 from fedveil.core.errors import DataError, FedveilError
 from fedveil.data.dataset import Dataset, Part, Raw, check_arrays, split_dataset
 
@@ -85,13 +86,8 @@ def _read(path: Path, wanted: tuple[str, ...], key: str) -> tuple[dict[str, np.n
             raise DataError(f"{key}: {path} holds one array; save it as .npz with x and y")
         if not zipfile.is_zipfile(file):
             raise _unreadable(path, "not a zip archive, or cut short", key)
-    # Only plain arrays: pickled objects could run code when they are read.
-    with np.load(path, allow_pickle=False) as arrays:
-        found = {name: arrays[name] for name in wanted if name in arrays}
-        for name, value in found.items():
-            if not isinstance(value, np.ndarray):  # numpy returns other members as bytes
-                raise _unreadable(path, f"{name} is no array", key)
-        return found, list(arrays)
+        names = [name.removesuffix(".npy") for name in zipfile.ZipFile(file).namelist()]
+    return load_npz(path, wanted), names
 
 
 def _reason(error: Exception) -> str:

@@ -6,7 +6,6 @@ against its known digest before use. `fetch.py` downloads what is missing.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import zlib
@@ -18,7 +17,7 @@ from typing import Literal
 from fedveil.core.errors import DataError
 from fedveil.core.system import user_cache
 from fedveil.data.info import DatasetInfo, FileInfo
-from fedveil.data.sources import reason
+from fedveil.data.sources import gunzipped, reason
 
 SYSTEM_FOLDERS = (Path("/usr/share/datasets"),)
 
@@ -137,8 +136,8 @@ def _best_copy(info: DatasetInfo, file: FileInfo, folders: list[Path]) -> _Copy 
 
 def _examine(path: Path, file: FileInfo) -> _Copy:
     try:
-        content = path.read_bytes()
-        content = gzip.decompress(content) if path.suffix == ".gz" else content
+        with path.open("rb") as opened:  # no more than one byte too many: what is larger is not read
+            content = gunzipped(opened, file.size) if path.suffix == ".gz" else opened.read(file.size + 1)
     except (OSError, EOFError, zlib.error) as error:
         return _Copy(path, b"", f"cannot be read: {reason(error)}")
     return _Copy(path, content, _fault(file, content))
@@ -147,5 +146,7 @@ def _examine(path: Path, file: FileInfo) -> _Copy:
 def _fault(file: FileInfo, content: bytes) -> str:
     if len(content) < file.size:
         return f"cut short: {len(content)} bytes instead of {file.size}"
+    if len(content) > file.size:
+        return f"more than {file.size} bytes"
     got = hashlib.new(file.algorithm, content).hexdigest()
     return "" if got == file.digest else f"{file.algorithm} {got} instead of {file.digest}"

@@ -13,7 +13,9 @@ import numpy as np
 
 from fedveil.core.errors import ConfigError, unknown_name
 from fedveil.core.keys import generator
+from fedveil.core.system import check_memory
 
+ENTRY = 40  # bytes that one example of one client takes while a partition is made
 _LABEL_SETS = 0x736574  # the purpose of draws for label sets; partitions use their index in the table
 
 GROUPS_DISJOINT = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9)) + tuple((label,) for label in range(10))
@@ -173,6 +175,9 @@ def _check(request: Request, keys: tuple[str, ...]) -> None:
     if request.clients < 1:
         raise ConfigError("data.clients", request.clients, "takes a whole number from 1")
     size, total = request.per_client, request.total
+    if "per_client" in keys:
+        need = ENTRY * request.clients * (size or 1)
+        check_memory("data.clients", request.clients, need, "lower data.clients or data.per_client")
     if size is not None and "per_client" in keys and not 1 <= size <= total:
         raise ConfigError("data.per_client", size, f"takes 1 to {total}, the size of the training set")
     if "classes_per_client" in keys:

@@ -14,13 +14,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import os
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from fedveil.core.files import write_atomic
 from fedveil.core.system import user_cache
 from fedveil.data.dataset import Dataset, Part
 
@@ -48,15 +48,14 @@ def features(images: np.ndarray, scale: float) -> np.ndarray:
     if len(images) < WORTH_KEEPING:
         return _computed(images, scale)
     path = user_cache("features") / f"scatter-{_digest(images, scale)}.npy"
-    if path.exists():
-        return np.load(path).astype(np.float32)
+    with contextlib.suppress(OSError, ValueError, EOFError):  # missing or damaged: computed again
+        found = np.load(path)
+        if found.ndim and len(found) == len(images):
+            return found.astype(np.float32)
     made = _computed(images, scale)
     with contextlib.suppress(OSError):  # without a writable cache, features are computed again next time
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        with part.open("wb") as file:
-            np.save(file, made.astype(np.float16))
-        part.replace(path)
+        write_atomic(path, lambda file: np.save(file, made.astype(np.float16)))
     return made
 
 

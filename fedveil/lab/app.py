@@ -7,10 +7,14 @@ import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
 
 from fedveil import __version__
 from fedveil.core.errors import ConfigError, FedveilError, RunError
@@ -27,13 +31,30 @@ PICTURE_TYPES = ("application/octet-stream", "image/png", "image/jpeg", "image/w
 MAX_JSON_BYTES = 64_000
 GALLERY_PAGE = 24  # pictures on one page of the gallery
 MAX_COMPARED = 12  # runs in one report
+MAX_STREAMS = 100  # pages that follow jobs at a time
+ERROR = {"application/json": {"schema": {"type": "object", "properties": {"error": {"type": "string"}}}}}
+REFUSALS = {
+    401: "no token",
+    403: "from another site",
+    404: "not there",
+    413: "too large",
+    421: "wrong host",
+    422: "wrong request",
+    429: "too many at a time",
+}
 PING = 5.0  # seconds without events after which a stream sends the state of its job
 
 
 def create(lab: Lab, host: str = "127.0.0.1", token: str | None = None) -> guard.Guard:
     """The application, protected by the guard."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_exception_handler(FedveilError, _error_response)
+    # Without redirects to the same path with or without a slash: no answer of the lab leads to another host.
+    refused: dict[int | str, Any] = {key: {"description": text, "content": ERROR} for key, text in REFUSALS.items()}
+    app = FastAPI(
+        docs_url=None, redoc_url=None, openapi_url="/api/openapi.json", redirect_slashes=False, responses=refused
+    )
+    app.openapi = lambda: _schema(app)  # type: ignore[method-assign]
+    for kind in (FedveilError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _error_response)
     _add_choices(app, lab)
     _add_account(app, lab)
     _add_leak(app, lab)
@@ -45,15 +66,39 @@ def create(lab: Lab, host: str = "127.0.0.1", token: str | None = None) -> guard
 
 
 def json_response(content: object, status: int = 200) -> Response:
-    """Strict JSON: NaN and infinity become null."""
-    return Response(to_json(content), status_code=status, media_type="application/json")
+    """Strict JSON: NaN and infinity become null, and halves of characters question marks."""
+    return Response(to_json(content).encode("utf-8", "replace"), status_code=status, media_type="application/json")
 
 
 async def _error_response(request: Request, error: Exception) -> Response:
     """Every expected error is one line."""
+    if isinstance(error, HTTPException):
+        return json_response({"error": str(error.detail)}, error.status_code)
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        return json_response({"error": f"{first['loc'][-1]}: {first['msg']}"}, 422)
     status = 422 if isinstance(error, FedveilError) and error.exit_code == 2 else 500
     status = 429 if isinstance(error, QueueFull) else status
     return json_response({"error": str(error)}, status)
+
+
+def _schema(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI schema of the lab, with the requests that the pages make."""
+    if app.openapi_schema is None:
+        made = get_openapi(title="Fedveil lab", version=__version__, routes=app.routes)
+        kinds: Any = [(kind, "validation") for kind in (LeakRequest, TradeRequest)]
+        _, found = models_json_schema(kinds, ref_template="#/components/schemas/{model}")
+        made.setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
+        app.openapi_schema = made
+    return app.openapi_schema
+
+
+def _takes(**parts: str) -> dict[str, Any]:
+    """A body with these requests, each by its key, for the schema."""
+    properties = {key: {"$ref": f"#/components/schemas/{kind}"} for key, kind in parts.items()}
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    schema |= {"required": list(parts)} if len(parts) == 1 else {}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 # --- pages
@@ -106,7 +151,9 @@ def _add_choices(app: FastAPI, lab: Lab) -> None:
         payload = {"dataset": dataset, "first": first, "count": GALLERY_PAGE}
         return json_response(await _compute(lab, "gallery", payload))
 
-    @app.post("/api/uploads")
+    picture = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in PICTURE_TYPES}
+
+    @app.post("/api/uploads", openapi_extra={"requestBody": {"required": True, "content": picture}})
     async def upload(request: Request) -> Response:
         kind = request.headers.get("content-type", "")
         if kind.split(";")[0].strip() not in PICTURE_TYPES:
@@ -116,7 +163,7 @@ def _add_choices(app: FastAPI, lab: Lab) -> None:
 
 
 def _add_account(app: FastAPI, lab: Lab) -> None:
-    @app.post("/api/account")
+    @app.post("/api/account", openapi_extra=_takes(trade="TradeRequest", leak="LeakRequest"))
     async def account(request: Request) -> Response:
         """ε for every adversary: of a training (`trade`), or of the training to which a leak belongs (`leak`)."""
         body = await _json(request)
@@ -132,7 +179,7 @@ def _add_account(app: FastAPI, lab: Lab) -> None:
 
 
 def _add_leak(app: FastAPI, lab: Lab) -> None:
-    @app.post("/api/leak/script")
+    @app.post("/api/leak/script", openapi_extra=_takes(leak="LeakRequest"))
     async def scripts(request: Request) -> Response:
         leak: LeakRequest = requests.read(LeakRequest, (await _json(request)).get("leak"))
         (undefended, defended), picked = await _attack_documents(lab, leak)
@@ -146,7 +193,7 @@ def _add_leak(app: FastAPI, lab: Lab) -> None:
             }
         )
 
-    @app.post("/api/leak")
+    @app.post("/api/leak", openapi_extra=_takes(leak="LeakRequest"))
     async def start(request: Request) -> Response:
         leak: LeakRequest = requests.read(LeakRequest, (await _json(request)).get("leak"))
         documents, _ = await _attack_documents(lab, leak)
@@ -169,7 +216,7 @@ async def _attack_documents(lab: Lab, leak: LeakRequest) -> tuple[list[dict[str,
 
 
 def _add_tradeoff(app: FastAPI, lab: Lab) -> None:
-    @app.post("/api/trade")
+    @app.post("/api/trade", openapi_extra=_takes(trade="TradeRequest"))
     async def trade(request: Request) -> Response:
         """What is known without computing: scripts to copy, and runs on the same dataset."""
         asked: TradeRequest = requests.read(TradeRequest, (await _json(request)).get("trade"))
@@ -178,7 +225,7 @@ def _add_tradeoff(app: FastAPI, lab: Lab) -> None:
         texts = {name: script.both(name, document, "training.toml") for name in ("train", "ledger")}
         return json_response({**known, "scripts": texts})
 
-    @app.post("/api/train")
+    @app.post("/api/train", openapi_extra=_takes(trade="TradeRequest"))
     async def train(request: Request) -> Response:
         asked: TradeRequest = requests.read(TradeRequest, (await _json(request)).get("trade"))
         document = requests.check(asked.document())
@@ -224,9 +271,11 @@ def _add_jobs(app: FastAPI, lab: Lab) -> None:
 
     @app.get("/api/jobs/{name}/events")
     async def follow(name: str, request: Request) -> Response:
+        if lab.streams >= MAX_STREAMS:
+            raise QueueFull(f"{MAX_STREAMS} pages follow jobs already: close one")
         last = request.headers.get("last-event-id", "0")
-        first = int(last) if last.isdecimal() else 0
-        return StreamingResponse(_stream(lab, lab.job(name), first), media_type="text/event-stream")
+        first = int(last) if last.isdecimal() and len(last) < 16 else 0
+        return StreamingResponse(_counted(lab, _stream(lab, lab.job(name), first)), media_type="text/event-stream")
 
     @app.post("/api/jobs/{name}/cancel")
     async def cancel(name: str) -> Response:
@@ -242,6 +291,15 @@ def _limits(lab: Lab) -> dict[str, float]:
 
 def _describe(lab: Lab, job: Job) -> dict[str, Any]:
     return {**job.as_dict(), "before": lab.work.position(job)}
+
+
+async def _counted(lab: Lab, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    lab.streams += 1
+    try:
+        async for part in stream:
+            yield part
+    finally:
+        lab.streams -= 1
 
 
 async def _stream(lab: Lab, job: Job, following: int) -> AsyncIterator[bytes]:
@@ -277,21 +335,30 @@ def _add_runs(app: FastAPI, lab: Lab) -> None:
     def one(name: str, first: int = 0) -> Response:
         path = _run_path(lab, name)
         config = runs.read_config(path)
-        defenses = config.get("defense", [])
         texts = None
-        if len(defenses) == 1:
-            texts = script.both("train", {**config, "defense": defenses[0]}, str(path / "config.toml"))
+        if runs.fingerprint(config) is not None and len(config.get("defense", [])) == 1:
+            texts = script.both("train", {**config, "defense": config["defense"][0]}, str(path / "config.toml"))
         return json_response({**runs.detail(path, max(0, first)), "path": str(path), "scripts": texts})
 
     @app.get("/report")
-    async def report(request: Request) -> Response:
-        names = request.query_params.getlist("run")
+    async def report(run: Annotated[list[str], Query()] = []) -> Response:  # noqa: B006 (FastAPI reads it once)
+        names = run
         if not 1 <= len(names) <= MAX_COMPARED:
             raise ConfigError("run", names, f"takes one to {MAX_COMPARED} names of runs")
-        paths = await asyncio.to_thread(lambda: [str(_run_path(lab, name)) for name in names])
+        paths = await asyncio.to_thread(lambda: [str(_whole(_run_path(lab, name))) for name in names])
         page = await _compute(lab, "report", {"runs": paths}, cached=False)
         headers = {"content-security-policy": guard.REPORT_POLICY}
         return Response(page, media_type="text/html; charset=utf-8", headers=headers)
+
+
+def _whole(path: Path) -> Path:
+    """A run that may be read by what follows links."""
+    link = runs.link_in(path)
+    if link is not None:
+        raise ConfigError(
+            "run", path.name, f"{link} in it is a link, which the lab does not follow: put the file there"
+        )
+    return path
 
 
 def _run_path(lab: Lab, name: str) -> Path:

@@ -16,7 +16,7 @@ import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from http.cookies import SimpleCookie
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -125,7 +125,7 @@ class Guard:
         if scope["method"] == "GET" and given and hmac.compare_digest(given[0].encode(), self.token.encode()):
             rest = urlencode([pair for pair in query if pair[0] != "token"])
             cookie = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"
-            path = "/" + scope["path"].lstrip("/")
+            path = "/" + quote(scope["path"].lstrip("/\\"))  # browsers read // and /\ as the start of another site
             extra = {"location": path + (f"?{rest}" if rest else ""), "set-cookie": cookie}
             await _answer(send, 303, "", extra)
             return

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedveil import __version__
 from fedveil.config import from_dict, resolve
+from fedveil.core.files import SHARED, write_text
 from fedveil.lab.requests import TradeRequest
 
 FILE = Path(__file__).parent / "measured.json"
@@ -90,7 +91,7 @@ def main() -> None:
     for request in wanted():
         entries.append(measure(request.document()))
         print(entries[-1]["accuracy"], request.defense, file=sys.stderr, flush=True)
-    FILE.write_text("[\n" + ",\n".join(to_json(entry) for entry in entries) + "\n]\n", encoding="utf-8")
+    write_text(FILE, "[\n" + ",\n".join(to_json(entry) for entry in entries) + "\n]\n", SHARED)
 
 
 if __name__ == "__main__":

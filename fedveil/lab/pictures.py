@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.core.errors import ConfigError
+from fedveil.core.files import write_atomic
 from fedveil.lab.requests import UPLOAD_NAME
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def keep(picture: Image, folder: Path) -> str:
     uploads = folder / "uploads"
     uploads.mkdir(mode=0o700, parents=True, exist_ok=True)
     name = secrets.token_hex(8)
-    picture.save(uploads / f"{name}.png")
+    write_atomic(uploads / f"{name}.png", lambda file: picture.save(file, "PNG"))
     stored = sorted(uploads.glob("*.png"), key=lambda path: path.stat().st_mtime)
     for old in stored[: max(0, len(stored) - STORED_UPLOADS)]:
         old.unlink(missing_ok=True)

@@ -285,7 +285,7 @@ class _Slot:
             if supervisor.must_kill() or self.pool.closing:
                 state, message = supervisor.reason
                 self._replace(f"worker {process.process.pid} was stopped: {message}")
-                job.end(state, message)
+                job.end(state, message, wrong_usage=state == FAILED)  # it asked for more than the limits
 
     def _receive(self, process: _Process, job: Job | None, wait: float = 0.0) -> None:
         """Handles the messages that the worker has sent."""

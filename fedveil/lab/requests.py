@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
 from fedveil.attacks.registry import ATTACKS
 from fedveil.config import from_dict, resolve
@@ -32,6 +33,7 @@ LEAK_MODELS = ("lenet-cpl", "lenet-dlg", "cnn", "dpfl-net", "mlp", "logistic")
 LEAK_ATTACKS = ("cpl", "dlg", "idlg", "inverting")
 LEAK_TAPS = ("example", "client", "server")
 UPLOAD_NAME = r"^[0-9a-f]{16}$"
+EXTREME = 1e9  # values of a defence beyond it, or below its inverse, are refused: no training has them
 
 
 # --- requests
@@ -43,10 +45,38 @@ class LabRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+def _within_reach(defense: Document) -> Document:
+    for key, value in defense.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and value != 0 and not 1 / EXTREME <= abs(value) <= EXTREME:
+            raise ConfigError(f"defense.{key}", value, f"takes 0, or a number from {1 / EXTREME:g} to {EXTREME:g}")
+    return defense
+
+
+def _named(names: Sequence[str]) -> Any:
+    """A name from a table, as the OpenAPI schema tells it; the tables are checked apart, with "did you mean"."""
+    return WithJsonSchema({"type": "string", "enum": list(names)})
+
+
+DEFENSE_SCHEMA: Document = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": list(DEFENSES)},
+        **{key: {"type": "number"} for key in ("clip", "noise", "epsilon", "share", "scale", "delta")},
+    },
+    "required": ["name"],
+}
+DefenseTable = Annotated[Document, AfterValidator(_within_reach), WithJsonSchema(DEFENSE_SCHEMA)]
+PictureSet = Annotated[str, _named(PICTURE_SETS)]
+TrainSet = Annotated[str, _named(TRAIN_SETS)]
+LeakModel = Annotated[str, _named(LEAK_MODELS)]
+LeakAttack = Annotated[str, _named(LEAK_ATTACKS)]
+
+
 class Picture(LabRequest):
     """One picture: the training example with this index, or an upload with the given label."""
 
-    dataset: str = "digits"
+    dataset: PictureSet = "digits"
     index: int = Field(0, ge=0, le=10_000_000)
     upload: str | None = Field(None, pattern=UPLOAD_NAME)
     label: int = Field(0, ge=0, le=10_000)
@@ -70,11 +100,11 @@ class LeakRequest(LabRequest):
     """An attack on the gradient of a picture, without and with a defence."""
 
     picture: Picture = Picture()
-    model: str = "lenet-cpl"
+    model: LeakModel = "lenet-cpl"
     batch: int = Field(1, ge=1, le=8)
     local_steps: int = Field(1, ge=1, le=8)
-    defense: dict[str, Any] = Field(default_factory=lambda: {"name": "fed-cdp"})
-    attack: str = "cpl"
+    defense: DefenseTable = Field(default_factory=lambda: {"name": "fed-cdp"})
+    attack: LeakAttack = "cpl"
     tap: Literal["example", "client", "server"] = "client"
     iterations: int = Field(100, ge=1, le=5_000)
     seed: int = Field(0, ge=0, le=1_000_000)
@@ -134,9 +164,9 @@ class LeakRequest(LabRequest):
 class TradeRequest(LabRequest):
     """A training, for its ε and its accuracy."""
 
-    dataset: str = "digits"
-    model: str | None = None
-    defense: dict[str, Any] = Field(default_factory=lambda: {"name": "fed-cdp", "clip": 1.0, "noise": 1.0})
+    dataset: TrainSet = "digits"
+    model: Annotated[str, _named(list(MODELS))] | None = None
+    defense: DefenseTable = Field(default_factory=lambda: {"name": "fed-cdp", "clip": 1.0, "noise": 1.0})
     clients: int = Field(100, ge=1, le=5_000)
     per_round: int = Field(10, ge=1, le=500)
     rounds: int = Field(60, ge=1, le=1_000)

@@ -51,6 +51,7 @@ class Lab:
         self.work = Pool("work", self.folder, options.workers, Limits(options.seconds, options.memory, nice=NICE))
         self.quick = Pool("quick", self.folder, 1, Limits(seconds=120.0, memory=options.memory, waiting=64))
         self.stopping: Callable[[], bool] = lambda: False  # whether the server is shutting down
+        self.streams = 0  # pages that follow a job
         self._answers: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -187,6 +188,7 @@ def serve(options: Options, host: str, port: int, token: str | None, ready: Call
     import uvicorn
 
     from fedveil.lab.app import create
+    from fedveil.lab.connections import Connection
 
     bound = listen(host, port)
     lab = Lab(options)
@@ -199,6 +201,8 @@ def serve(options: Options, host: str, port: int, token: str | None, ready: Call
         server_header=False,
         date_header=False,
         lifespan="off",
+        http=Connection,
+        ws="none",
         timeout_graceful_shutdown=3,
         limit_concurrency=500,
     )

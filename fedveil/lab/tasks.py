@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.core.errors import ConfigError, RunError
+from fedveil.core.files import write_atomic
 from fedveil.data.dataset import Dataset
 from fedveil.data.pixels import png_uri, to_bytes
 from fedveil.lab import pictures
@@ -54,8 +55,6 @@ def pick(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
     path = folder / "picked" / f"{picture.dataset}-{name}.npz"
     if not path.is_file():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        from fedveil.runs import write_atomic
-
         arrays: dict[str, Any] = {"x": x, "y": y, "x_test": _bytes(data, others.x), "y_test": others.y}
         savez: Callable[..., None] = np.savez
         write_atomic(path, lambda file: savez(file, **arrays))

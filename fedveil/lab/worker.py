@@ -89,7 +89,10 @@ def _run_task(message: dict[str, Any], tasks: Mapping[str, Task], send: Send, si
     except FedveilError as error:
         outcome = {"failed": str(error), "wrong_usage": error.exit_code == 2}
     except MemoryError:
-        outcome = {"failed": "out of memory: choose smaller settings"}
+        outcome = {"failed": "out of memory: choose smaller settings", "wrong_usage": True}
+    except (OverflowError, FloatingPointError) as error:
+        text = f"these values are too extreme to compute with ({error}): choose others"
+        outcome = {"failed": text, "wrong_usage": True}
     except Exception as error:
         outcome = {"failed": f"{type(error).__name__}: {error}"}
     send({"id": name, **outcome})
@@ -99,8 +102,11 @@ def _configure_jax(folder: Path) -> None:
     """Imports JAX and makes it cache compiled programs in the lab's folder."""
     import jax
 
+    from fedveil.compilation import distrust
+
     settings: Any = jax.config
-    settings.update("jax_compilation_cache_dir", str(folder / "compiled"))
+    own = folder / "compiled"
+    settings.update("jax_compilation_cache_dir", None if distrust(own) else str(own.resolve()))
     settings.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedveil.core.events import Release
 from fedveil.core.setting import Setting
 from fedveil.core.stage import AccountPoint, Point, StageContext
+from fedveil.core.system import check_memory
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -29,6 +30,7 @@ Scalar = Any  # a float, a numpy array over rounds, or a traced scalar
 
 
 Shape = Literal["linear", "staircase", "exponential", "cosine"]
+ROUND = 400  # bytes that the account of one round takes where rounds differ
 STAIRS = 5  # steps of the staircase
 
 
@@ -324,6 +326,9 @@ class Placed:
     def release(self, setting: Setting) -> Release:
         """What the ledger is told: z of every round, read off the mechanism."""
         mechanism, reason = self.mechanism, self.why_none(setting)
+        if mechanism.varies:
+            instead = "lower it, or keep clip and noise constant"
+            check_memory("train.rounds", setting.rounds, ROUND * setting.rounds, instead)
         by_round = mechanism.multipliers(setting) if mechanism.varies else ()
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("mechanism", "reason")}
         return Release(

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-from fedveil.core.errors import DataError
+from fedveil.core.archives import load_npz
+from fedveil.core.errors import DataError, FedveilError
 from fedveil.models.layers import Params
 
 _TYPES = ("F16", "F32", "F64")
-
-
-def parameters_as_bytes(params: Params) -> bytes:
-    """The content of a `.safetensors` file with these parameters."""
-    from safetensors.numpy import save
-
-    leaves, _ = jax.tree_util.tree_flatten_with_path(jax.device_get(params))
-    named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-    return save({name: np.ascontiguousarray(leaf) for name, leaf in named.items()})
 
 
 def read_parameters(path: Path, like: Mapping[str, Any]) -> Params:
@@ -40,9 +30,10 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise DataError(f"{path}: no such file: give a .safetensors or .npz file")
     if path.suffix == ".npz":
         try:
-            with np.load(path, allow_pickle=False) as stored:
-                return {name: np.asarray(stored[name]) for name in stored.files}
-        except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+            return load_npz(path)
+        except FedveilError:
+            raise
+        except Exception as error:  # zipfile, zlib and numpy raise many kinds of errors for a damaged archive
             raise DataError(f"{path}: cannot be read as .npz ({error}): write it again") from None
     return _safetensors(path)
 

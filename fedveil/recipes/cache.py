@@ -23,7 +23,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -31,6 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.attacks.inference.base import InferenceAttack
 from fedveil.config import Config, for_attack, load, resolve
+from fedveil.core.errors import RunError
+from fedveil.core.files import append_lines, locked
 from fedveil.core.system import to_json, user_cache
 from fedveil.data.registry import DATASETS
 from fedveil.defenses.catalog import resolved
@@ -61,17 +64,40 @@ class Cache:
     def __init__(self, folder: Path):
         self.path = folder / "cells.jsonl"
         self.rows: dict[str, dict[str, Any]] = {}
-        if self.path.exists():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
-                self._read(line)
+        self.read()
+
+    def read(self) -> None:
+        """Reads what the file holds now."""
+        try:
+            text = self.path.read_text(encoding="utf-8", errors="replace") if os.path.lexists(self.path) else ""
+        except OSError as error:
+            raise self._unusable(error) from None
+        for line in text.splitlines():
+            self._read(line)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Makes this process the only one that adds results."""
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path.parent))
+            except OSError as error:
+                raise self._unusable(error) from None
+            self.read()
+            yield
+
+    def _unusable(self, error: OSError) -> RunError:
+        takes = "free some space, or name another folder with --cells"
+        return RunError(f"{self.path} cannot be used ({error.strerror or error}): {takes}")
 
     def _read(self, line: str) -> None:
-        """Reads a line. One that a crash cut off is skipped: its cell is measured again."""
+        """Reads a line. One that is cut or damaged is skipped: its cell is measured again."""
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+            if isinstance(row["result"], dict):
+                self.rows[str(row["digest"])] = row
+        except (ValueError, TypeError, KeyError, RecursionError):
             return
-        self.rows[row["digest"]] = row
 
     def get(self, job: Job) -> dict[str, Any] | None:
         return self.rows.get(job.digest)
@@ -91,11 +117,11 @@ class Cache:
             "device": environment.get("device"),
             "versions": environment.get("versions"),
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(to_json(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            append_lines(self.path, to_json(row) + "\n")
+        except OSError as error:
+            raise self._unusable(error) from None
         self.rows[row["digest"]] = row
         return row
 

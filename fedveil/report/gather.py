@@ -5,21 +5,21 @@ Nothing is trained or attacked here. The account is computed again, after severa
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedveil.accounting.ledger import Row
 from fedveil.accounting.published import CLAIMED
+from fedveil.accounting.transcript import FILE
 from fedveil.attacks.results import Stored, read_all
 from fedveil.config import Config, load
-from fedveil.core.errors import ConfigError, FedveilError
+from fedveil.core.errors import ConfigError, FedveilError, RunError
 from fedveil.core.taps import ACCOUNTED_TAPS
 from fedveil.report.tables import finite
+from fedveil.runs import RunFolder, metrics_of
 
 SERVER_ONLY = ("train_loss", "update_norm")  # of clients' data without noise: left out where anything is certified
 POINTS = 8  # how often on the way the account is computed
@@ -40,6 +40,7 @@ class Run:
     over_rounds: Sequence[tuple[int, Sequence[Row]]]  # (rounds, certified rows after them)
     attacks: Sequence[Stored]
     problems: Sequence[str]
+    damage: Sequence[str] = ()  # the problems that come from damaged files
 
     @property
     def status(self) -> str:
@@ -109,58 +110,54 @@ def _read(path: Path) -> Run:
         raise ConfigError("RUN", str(path), f"{what}: give the folder that 'fedveil train' wrote")
     config, toml = load(own), own.read_text(encoding="utf-8")
     problems: list[str] = []
-    info = _info(path, problems)
-    metrics = _metrics(path, problems)
-    rounds = max(len(metrics), _checkpoint(path, problems))
-    ledger, over = _accounts(path, info, rounds, problems)
+    damage: list[str] = []
+    info = _info(path, problems, damage)
+    try:
+        RunFolder(path).check_config()
+    except RunError as error:
+        damage += [] if "is damaged" in str(error) else [str(error)]
+    metrics = _metrics(path, problems, damage)
+    rounds = max(len(metrics), _checkpoint(path, damage))
+    ledger, over = _accounts(path, info, rounds, problems, damage)
     attacks, unread = read_all(path)
+    damage += unread
     if any(row.certified for row in ledger):
         metrics = [{key: value for key, value in row.items() if key not in SERVER_ONLY} for row in metrics]
-    return Run(path, "", config, toml, info, metrics, rounds, ledger, over, attacks, [*problems, *unread])
+    return Run(path, "", config, toml, info, metrics, rounds, ledger, over, attacks, [*problems, *damage], damage)
 
 
-def _info(path: Path, problems: list[str]) -> dict[str, Any]:
+def _info(path: Path, problems: list[str], damage: list[str]) -> dict[str, Any]:
+    run = RunFolder(path)
+    if not run.info.exists():
+        problems.append("there is no run.json: status and versions are not known")
     try:
-        found = json.loads((path / "run.json").read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return found
-        problems.append("run.json holds no table: status and versions are not known")
-    except (OSError, ValueError) as error:
-        problems.append(f"run.json cannot be read ({type(error).__name__}): status and versions are not known")
-    return {}
+        return run.read_info()
+    except RunError:
+        damage.append("run.json is damaged: status and versions are not known")
+        return {}
 
 
-def _metrics(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """All lines up to the first that a crash cut short."""
-    file = path / "metrics.jsonl"
-    if not file.exists():
-        return []
-    rows: list[dict[str, Any]] = []
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    for line in lines:
-        try:
-            row = json.loads(line)
-            rows.append({**row, "round": int(row["round"])})
-        except (ValueError, TypeError, KeyError):
-            problems.append(f"metrics.jsonl is cut after {len(rows)} of {len(lines)} lines")
-            break
+def _metrics(path: Path, problems: list[str], damage: list[str]) -> list[dict[str, Any]]:
+    """All lines up to the first that a crash cut short or that is damaged."""
+    file = RunFolder(path).metrics
+    rows, fault = metrics_of(file)
+    if fault:
+        damage.append(f"metrics.jsonl is damaged ({fault})")
+    elif rows and not file.read_bytes().endswith(b"\n"):
+        problems.append(f"metrics.jsonl is cut after {len(rows)} of {len(rows) + 1} lines")
     return rows
 
 
-def _checkpoint(path: Path, problems: list[str]) -> int:
-    file = path / "checkpoint.npz"
-    if not file.exists():
-        return 0
+def _checkpoint(path: Path, damage: list[str]) -> int:
     try:
-        with np.load(file) as stored:
-            return int(stored["#round"])
-    except Exception as error:
-        problems.append(f"checkpoint.npz is damaged ({type(error).__name__})")
+        return RunFolder(path).checkpoint_round()
+    except FedveilError as error:
+        damage.append(f"checkpoint.npz is damaged ({type(error.__cause__ or error).__name__})")
         return 0
 
 
 def _accounts(
-    path: Path, info: Mapping[str, Any], rounds: int, problems: list[str]
+    path: Path, info: Mapping[str, Any], rounds: int, problems: list[str], damage: list[str]
 ) -> tuple[list[Row], list[tuple[int, list[Row]]]]:
     """The account after all rounds of the run, and after several numbers of rounds on the way."""
     if rounds == 0:
@@ -175,7 +172,8 @@ def _accounts(
         at = sorted({max(1, round(rounds * part / POINTS)) for part in range(1, POINTS + 1)})
         over = [(n, ledger.rows(transcript_of(path, n), accountants=("pld",), units=("example", "client"))) for n in at]
     except FedveilError as error:
-        problems.append(f"the account cannot be computed here ({error})")
+        told = damage if os.path.lexists(path / FILE) else problems
+        told.append(f"the account cannot be computed here ({error})")
         return _stored_account(info, problems), []
     return now, over
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedveil.core.errors import ConfigError
+from fedveil.core.files import SHARED, write_atomic, write_text
 from fedveil.report.charts import Chart, quiet
 from fedveil.report.drawing import DARK, DARK_INK, DPI, INK, LIGHT, PAPER, clean, style
 from fedveil.report.tables import latex
@@ -49,13 +50,15 @@ def write(path: Path, chart: Chart) -> None:
         raise ConfigError("chart", str(path), f"takes a file name that ends in one of {', '.join(ENDINGS)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     if ending in (".svg", ".pgf"):
-        path.write_text(svg_text(chart) if ending == ".svg" else pgf_text(chart), encoding="utf-8")
+        write_text(path, svg_text(chart) if ending == ".svg" else pgf_text(chart), SHARED)
         return
     figure = chart.drawing.figure
     with style():
         unset = ("CreationDate", "Producer", "Creator") if ending == ".pdf" else ("Software",)
         metadata = {"Title": chart.frame.title, **dict.fromkeys(unset)}
-        figure.savefig(path, format=ending[1:], dpi=PNG_DPI, facecolor=PAPER[0], metadata=metadata)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=ending[1:], dpi=PNG_DPI, facecolor=PAPER[0], metadata=metadata)
+    write_atomic(path, lambda file: file.write(drawn.getvalue()), SHARED)
 
 
 # --- SVG

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedveil.core.files import SHARED, write_text
 from fedveil.report.gather import Run
 from fedveil.report.glossary import SHOWN
 from fedveil.report.tables import table_csv, table_latex
@@ -39,7 +40,7 @@ def export(runs: Sequence[Run], folder: Path) -> list[Path]:
             texts[".tex"] = table_latex(table.header, table.rows)
         for ending, text in texts.items():
             path = folder / f"{table.name}{ending}"
-            path.write_text(text, encoding="utf-8")
+            write_text(path, text, SHARED)
             made.append(path)
     return made
 

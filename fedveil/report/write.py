@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedveil.core.errors import ConfigError
+from fedveil.core.errors import ConfigError, RunError
+from fedveil.core.files import SHARED, clear_leftovers, locked, write_text
 
 Folder = str | Path
+LOCK = ".report.lock"  # not the run's own: a report on a running training is welcome
 
 
 @dataclass(frozen=True)
@@ -79,22 +81,26 @@ def _write(
     from fedveil.report.table_export import export
 
     runs = gather(paths)
+    damage = [f"{run.path}: {line}" for run in runs for line in run.damage]
+    if damage and target.exists():
+        raise RunError(f"{damage[0]}: {target} from before is kept; name another page with --out, or repair the run")
     drawn = figures(runs)
     made: dict[str, list[str]] = {form: [] for form in (*charts, "tables")}
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page(runs, drawn), encoding="utf-8")
-        for form, folder in charts.items():
-            for figure in drawn if folder is not None else []:
-                path = Path(folder or "") / f"{figure.name}.{form}"
-                write(path, figure.chart)
-                made[form].append(str(path))
-        if tables is not None:
-            made["tables"] = [str(path) for path in export(runs, Path(tables))]
+        with locked(target.parent, LOCK):
+            clear_leftovers(target)
+            write_text(target, page(runs, drawn), SHARED)
+            for form, folder in charts.items():
+                for figure in drawn if folder is not None else []:
+                    path = Path(folder or "") / f"{figure.name}.{form}"
+                    write(path, figure.chart)
+                    made[form].append(str(path))
+            if tables is not None:
+                made["tables"] = [str(path) for path in export(runs, Path(tables))]
     except OSError as error:
         takes = f"cannot be written ({error.strerror}): give a path that you can write to"
         raise ConfigError("--out", str(error.filename or target), takes) from None
-    return {"report": str(target), "runs": [_headline(run) for run in runs], **made}
+    return {"report": str(target), "damage": damage, "runs": [_headline(run) for run in runs], **made}
 
 
 def _headline(run: Any) -> dict[str, Any]:

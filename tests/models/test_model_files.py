@@ -11,7 +11,8 @@ from safetensors.numpy import load_file, save_file
 import fedveil
 from fedveil.core.errors import DataError
 from fedveil.models.catalog import ModelConfig, build
-from fedveil.models.files import parameters_as_bytes, read_arrays, read_parameters
+from fedveil.models.files import read_arrays, read_parameters
+from fedveil.runs import parameters_as_bytes
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from fedveil.recipes.cell import FULL, QUICK, Cell, Job
 
 DATA = Path(__file__).parents[2] / "docs" / "data"
 
-# Measured cells of each recipe, quick and full. A count that falls means that stored results no longer match their settings.
+# Measured cells of each recipe, quick and full. A count that falls: stored results no longer match their settings.
 MEASURED = {
     "fed-cdp/table-1": (15, 18),
     "fed-cdp/table-2": (14, 205),

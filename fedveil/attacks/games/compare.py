@@ -29,6 +29,7 @@ from fedveil.attacks.score import ssim
 from fedveil.attacks.taps import examples_as_seen, from_tap, truth_at_tap
 from fedveil.config import AttackConfig, Config, for_attack
 from fedveil.core.errors import ConfigError
+from fedveil.core.files import SHARED, write_text
 from fedveil.core.keys import Draws
 from fedveil.federation import Federation, prepare
 from fedveil.runs import environment
@@ -67,7 +68,7 @@ def rows(
 
 def write(path: Path, made: Sequence[dict[str, Any]]) -> None:
     """One row to a line."""
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made), encoding="utf-8")
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made), SHARED)
 
 
 def _on(config: Config, name: str, network: str, images: int) -> Config:
