@@ -3,7 +3,8 @@
 A line is written and synced before anything of its round is sent, so a crash can only leave a ledger that is too high.
 Lines are never removed: a repeated request, a restart or a second run each add lines. A line holds the full cost of its
 round (noise, steps, sampling rate), so ε follows from this file alone. Every line also holds the digest of the line before
-it. The last digest is written to a second file, and `deploy status` shows it: an old copy of the ledger does not contain it.
+it. The last digest is written to a second file, and `deploy status` shows it.
+An old copy of the ledger does not contain it.
 
 The ledger counts the rounds that happened (rule `realised`), so it needs no assumption on how the server samples clients.
 A privacy filter enforces the budget: a server may choose its next request after it has seen a reply, and composition of
@@ -190,7 +191,7 @@ def _parse(lines: Sequence[str]) -> tuple[list[Entry], str, list[str]]:
     if header.get("ledger") not in (1, 2, VERSION) or header.get("entries") != len(found):
         raise ValueError("lines are missing")
     if header["ledger"] != VERSION:
-        return found, "", [_digest(line) for line in lines]
+        return found, "", [_digest("\n".join(lines))]
     digests = [_digest(str(header["start"]))]
     for number, line in enumerate(lines[1:], 1):
         if json.loads(line)["previous"] != digests[-1]:

@@ -1,8 +1,8 @@
 """The commands of all processes of a server and of a node, and their environment.
 
 The commands are argument lists, which `--dry-run` prints. Flower's own process is the SuperLink. It listens on loopback
-only. Always on: TLS, node keys, state on disk, and a separate process for each run, so that a killed SuperLink does not lose
-a run. Always off: telemetry, update checks, installation of dependencies at run time.
+only. Always on: TLS, node keys, state on disk, and a separate process for each run, so that a killed SuperLink does not
+lose a run. Always off: telemetry, update checks, installation of dependencies at run time.
 """
 
 from __future__ import annotations

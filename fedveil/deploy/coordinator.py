@@ -69,6 +69,13 @@ class Terms:
     records: int = 1_000_000  # the largest size that a node may state
 
 
+class SizesOnly(Partition):
+    """A partition of which only the sizes are known. Nodes share no example."""
+
+    def copies(self) -> int:
+        return 1
+
+
 @dataclass(frozen=True)
 class Members:
     """The public sizes of a run's nodes, from their introductions; fixed for the whole run."""
@@ -83,7 +90,7 @@ class Members:
         """The partition by sizes alone: the server has no examples, so it stores no row of them."""
         length = np.array(self.sizes, np.int32)
         start = np.concatenate([[0], np.cumsum(length, dtype=np.int64)[:-1]]).astype(np.int64)
-        return Partition(np.broadcast_to(np.int32(0), (int(length.sum(dtype=np.int64)),)), start, length)
+        return SizesOnly(np.broadcast_to(np.int32(0), (int(length.sum(dtype=np.int64)),)), start, length)
 
 
 @dataclass

@@ -3,10 +3,10 @@
 | file | what | who needs it |
 |---|---|---|
 | `federation.toml` | addresses of the server, number and largest size of nodes, digest of the app | server |
-| `authority/` | `ca.key` and `ca.crt`: sign the server's certificate. Keep this folder on another machine | `deploy renew` |
+| `authority/` | `ca.key` and `ca.crt`: sign the server's certificate. Keep it on another machine | `deploy renew` |
 | `server/` | `ca.crt`, `server.crt`, `server.key`, a secret shared by the server's processes, Flower's state | server |
 | `server/nodes/N.pub` | the roster: the public key of client N; `N.id` holds the id of its node | server |
-| `node-N/` | `node.toml`, `key`, `key.pub`, `ca.crt`, `ledger.jsonl`, `ledger.last`, optionally `data.npz` | that node only |
+| `node-N/` | `node.toml`, `key`, `key.pub`, `ca.crt`, `ledger.jsonl`, `ledger.last`, perhaps `data.npz` | that node |
 | `fedveil-server.service`, `fedveil-node@.service`, `compose.yaml` | start scripts for systemd or Docker | optional |
 
 Folders have mode 0700 and files mode 0600.

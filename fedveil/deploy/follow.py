@@ -47,10 +47,12 @@ def run(
     from fedveil.deploy.control import Control
 
     folder.write_info(status="submitted", error=None)
-    values = {"config": to_toml(config), "folder": str(folder.path.resolve()), "test": terms.test}
-    times = {"quorum": float(terms.quorum), "timeout": float(terms.timeout), "wait": float(terms.wait)}
+    values: dict[str, str | float | bool] = {
+        "config": to_toml(config), "folder": str(folder.path.resolve()), "test": terms.test,
+        "quorum": float(terms.quorum), "timeout": float(terms.timeout), "wait": float(terms.wait),
+    }  # fmt: skip
     with Control(federation.control, federation.server / "ca.crt") as control:
-        number = control.start({**values, **times})
+        number = control.start(values)
         say(f"run {number} in {folder.path}")
         try:
             return _Follower(folder, number, control, progress).wait()

@@ -1,8 +1,8 @@
 """The only process of a server that listens to the outside. Imports Flower.
 
-It speaks TLS, admits requests that are signed with a key of the roster, passes the calls that nodes need on to the SuperLink
-on loopback, and refuses everything else before its body is read: starting runs, listing or changing the roster, fetching
-bundles, the runtime API, the documentation pages.
+It speaks TLS, admits requests that are signed with a key of the roster, passes the calls that nodes need on to the
+SuperLink on loopback, and refuses everything else before its body is read: starting runs, listing or changing the
+roster, fetching bundles, the runtime API, the documentation pages.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Gate:
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """The SuperLink's answer."""
         kept = {name: value for name, value in headers.items() if name in PASSED_ON or name.startswith(b"flwr-")}
-        passed = [(name, value) for name, value in kept.items()] + [(b"accept-encoding", b"identity")]
+        passed = [*kept.items(), (b"accept-encoding", b"identity")]
         try:
             answer = await self.inside.post(call, content=body, headers=passed)
         except httpx.HTTPError:

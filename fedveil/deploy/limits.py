@@ -1,8 +1,8 @@
 """What the owner of a node allows: `node.toml`, checked before a request is computed.
 
-`node.toml` names the client, its data file, the digest of the app that may run and, in `[limits]`, the conditions that every
-request must meet. A server proposes a defence with its keys and rounds. It cannot relax a limit, because limits are read
-from this file alone. A node whose limits are incomplete takes part in nothing.
+`node.toml` names the client, its data file, the digest of the app that may run and, in `[limits]`, the conditions that
+every request must meet. A server proposes a defence with its keys and rounds. It cannot relax a limit, because limits are
+read from this file alone. A node whose limits are incomplete takes part in nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The process of a node that talks to the server: it fetches messages through Flower and hands them to `worker`. Imports Flower.
+"""The process of a node that talks to the server: it fetches messages through Flower and hands them to `worker`.
 
 It replaces Flower's SuperNode, which fetches and executes the app bundle of a run. This process never fetches a bundle: it
 asks for the digest of a run's bundle, refuses every run of another bundle, and passes numbers and text on to the installed
 worker. It holds the node's key and no data. Replies of the server are bounded in size, unpacked nowhere else and never
-followed to another address.
+followed to another address. Imports Flower.
 """
 
 from __future__ import annotations

@@ -127,6 +127,14 @@ def cached_compilations(home: Path) -> None:
     set_option("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+def _forget_programs() -> None:
+    """Frees the compiled programs of this process when there are too many; those on disk stay."""
+    program: Any = local_round
+    if program._cache_size() >= MAX_PROGRAMS:
+        clear: Callable[[], None] = jax.clear_caches
+        clear()
+
+
 @dataclass(frozen=True)
 class _Plan:
     """A checked request: the config and what it means at this node."""
@@ -142,13 +150,10 @@ class _Plan:
 
 def smallest_multiplier(home: Path, config: Config) -> float | None:
     """The smallest z of a config in its first and its last round at this node; None if nothing is certified."""
-    limits = limiting.read_node(home).limits
-    text, found = to_toml(config), []
-    size = len(_data_of(home, limiting.read_node(home)))
+    node, text, found = limiting.read_node(home), to_toml(config), list[float]()
+    limits, size = node.limits, len(_data_of(home, node))
     for number in (0, (config.train.rounds or 1) - 1):
-        request = Request(
-            "", number, limiting.read_node(home).client, fingerprint(home / "key.pub"), text, size, 1.0, 1.0, -1
-        )
+        request = Request("", number, node.client, fingerprint(home / "key.pub"), text, size, 1.0, 1.0, -1)
         made = _NodeRound(home, request)
         use, _ = made._cost(made._checked(resolve(config)), limits.unit, limits.adjacency)
         found += [] if use is None else [min(z for _, z in use.noise)]
@@ -333,8 +338,7 @@ class _NodeRound:
         sent = jax.tree.map(np.zeros_like, received)
         inputs = RoundInputs(sent, self.data.x, self.data.y, shared, context.round, lr)
         batches = jax.tree.map(lambda a: a[0], drawn)
-        if local_round._cache_size() >= MAX_PROGRAMS:
-            jax.clear_caches()
+        _forget_programs()
         found = local_round(task, inputs, received, ClientInputs(self._id, 0, batches, state=state), context)
         return found.message, found.loss, found.state
 

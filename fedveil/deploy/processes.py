@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 from fedveil.core.errors import ConfigError, RunError
 from fedveil.deploy import commands
 from fedveil.deploy.bundle import digest
-from fedveil.deploy.files import Federation, fingerprint, tighten
+from fedveil.deploy.files import Federation, fingerprint, private, tighten
 from fedveil.deploy.limits import Node
 from fedveil.deploy.wire import SOCKET
 
@@ -64,7 +64,7 @@ class Supervised:
             self.next = now + self.delay
             say(f"{self.name} ended with status {code}; restart in {self.delay:.0f} s (log: {self.log})")
         if now >= self.next and self.ready():
-            with self.log.open("ab") as log:
+            with private(), self.log.open("ab") as log:
                 self.process = start(self.command, self.environment, log, self.folder)
             self.started, self.starts = now, self.starts + 1
             say(f"{self.name} started, process {self.process.pid}")

@@ -17,6 +17,7 @@ from flwr.common.constant import SubStatus
 from flwr.common.serde import run_from_proto
 from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from fedveil.deploy import refusals
@@ -35,6 +36,11 @@ def run(federation: Federation, token: str) -> None:
     try:
         given = runtime.PullTaskInput(PullTaskInputRequest())
         told = run_from_proto(given.run)
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
+            given.task_id,
+            told.run_id,
+            given.context.node_id,
+        )
         grid.set_run(told)
         why = refusal(federation.app, told.fab_hash, given.fab.content)
         if why:
