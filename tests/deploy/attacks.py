@@ -96,7 +96,8 @@ def other_data() -> Iterator[Attack]:
     # The node reads its own file only: these change nothing, and cost what every round costs.
     for name, change in (
         ("a file of the machine", {"data.name": "file", "data.file": "/etc/passwd"}),
-        ("the node's key", {"data.name": "file", "data.file": "key"}), ("another folder", {"data.dir": "/etc"}), ("another seed", {"train.seed": 99}),
+        ("the node's key", {"data.name": "file", "data.file": "key"}), ("another folder", {"data.dir": "/etc"}),
+        ("another seed", {"train.seed": 99}),
         ("another size", {"data.per_client": 1}), ("another evaluation", {"train.eval_every": 1}),
     ):  # fmt: skip
         yield Attack(kind, name, change, accepted=True)
@@ -148,7 +149,8 @@ def shapes(like: Payload) -> Iterator[Attack]:
         "float64": npy(base.astype(np.float64)), "float16": npy(base.astype(np.float16)),
         "int32": npy(base.astype(np.int32)), "complex": npy(base.astype(np.complex64)),
         "bool": npy(base.astype(bool)), "text": npy(base.astype("U8")), "NaN": npy(np.full_like(base, np.nan)),
-        "infinity": npy(np.full_like(base, np.inf)), "one NaN": npy(np.where(np.arange(base.size).reshape(base.shape), base, np.nan)),
+        "infinity": npy(np.full_like(base, np.inf)),
+        "one NaN": npy(np.where(np.arange(base.size).reshape(base.shape), base, np.nan)),
         "pickled objects": npy(np.array([{"a": 1}] * base.size, object)), "empty": b"", "no array": b"nonsense" * 10,
         "cut": npy(base)[:-3], "too long": npy(base) + b"x" * 5000, "a zip archive": _archive(base),
         "an archive that unpacks to gigabytes": _bomb(), "a header of 60 KB": npy_that_claims((1,) * 20_000),
@@ -239,13 +241,14 @@ def garbage() -> dict[str, bytes]:
     def framed(header: bytes) -> bytes:
         return head.pack(len(header)) + header
 
+    def parts(*sizes: list[Any]) -> bytes:
+        return framed(json.dumps({"kind": "train", "fields": {}, "parts": sizes}).encode())
+
     return {
         "nothing but zeros": bytes(64), "random bytes": np.random.default_rng(0).bytes(1000),
         "a header of 4 GB": head.pack(2**32 - 1), "no JSON": framed(b"x" * 50), "a list": framed(b"[1, 2]"),
-        "parts of a negative size": framed(json.dumps({"kind": "train", "fields": {}, "parts": [["a", -5]]}).encode()),
-        "parts of 10 EB": framed(json.dumps({"kind": "train", "fields": {}, "parts": [["a", 10**19]]}).encode()),
-        "parts that never come": framed(json.dumps({"kind": "train", "fields": {}, "parts": [["a", 100]]}).encode()),
-        "10,000 parts": framed(json.dumps({"kind": "t", "fields": {}, "parts": [[str(i), 0] for i in range(10_000)]}).encode()),
+        "parts of a negative size": parts(["a", -5]), "parts of 10 EB": parts(["a", 10**19]),
+        "parts that never come": parts(["a", 100]), "10,000 parts": parts(*([str(i), 0] for i in range(10_000))),
         "nested 100,000 times": framed(b"[" * 100_000), "HTTP": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "a pickle": framed(b"\x80\x04cos\nsystem\n(S'id'\ntR."),
     }  # fmt: skip
