@@ -430,15 +430,21 @@ def accept(received: ReceivedReply | None, run: str, number: int, client: int, l
     if received is None:
         raise BadMessage("no reply in time")
     if received.failure or received.reply is None:
-        raise BadMessage(received.failure or "no reply")
+        raise BadMessage(_plain(received.failure or "no reply"))
     reply = received.reply
     if reply.refused:
-        raise BadMessage(f"refused: {reply.refused}"[:500])
+        raise BadMessage(f"refused: {_plain(reply.refused)}")
     if (reply.run, reply.round) != (run, number):
-        raise BadMessage(f"stale: a reply to round {reply.round} of run {reply.run}, not to round {number} of {run}")
+        told = _plain(f"{reply.round} of run {reply.run}")
+        raise BadMessage(f"stale: a reply to round {told}, not to round {number} of {run}")
     if reply.client != client:
-        raise BadMessage(f"a reply from client {reply.client}, expected client {client}")
+        raise BadMessage(f"a reply from client {_plain(str(reply.client))}, expected client {client}")
     return unpack(received.payload, like), reply.loss
+
+
+def _plain(text: str) -> str:
+    """A node's text as one short line of printable characters: it is shown on a terminal and written into the run."""
+    return "".join(c if c.isprintable() else " " for c in text[:300])
 
 
 def _test_seed(config: Config) -> int:
