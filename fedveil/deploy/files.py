@@ -265,7 +265,7 @@ def _units(made: Federation) -> dict[str, str]:
             f"[Unit]\nDescription=Fedveil {what}\nAfter=network-online.target\nWants=network-online.target\n\n"
             f"[Service]\nExecStart=fedveil deploy {command}\nRestart=always\nRestartSec=10\n"
             "Environment=FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1\n"
-            "NoNewPrivileges=true\nProtectSystem=strict\nPrivateTmp=true\n"
+            "NoNewPrivileges=true\nProtectSystem=strict\nPrivateTmp=true\nUMask=0077\n"
             f"ReadWritePaths={made.folder}\n\n[Install]\nWantedBy=multi-user.target\n"
         )
 

@@ -11,10 +11,12 @@ import ctypes
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -205,15 +207,26 @@ class _Registration:
                 raise RunError(f"{path.name} is not a public key: {error}") from None
             wanted.add(key)
             if key not in registered:
+                free_dropped_keys(self.federation.server / "state.db")
                 registered[key] = control.register(path)
                 self.say(f"key {path.name} registered as node {registered[key]}")
             text, known = f"{registered[key]} {fingerprint(path)}\n", path.with_suffix(".id")
             if not known.exists() or known.read_text(encoding="utf-8") != text:
-                known.write_text(text, encoding="utf-8")
+                with private():
+                    known.write_text(text, encoding="utf-8")
         for key, node in registered.items():
             if key not in wanted:
                 control.unregister(node)
                 self.say(f"node {node} removed: its key is not in server/nodes")
+
+
+def free_dropped_keys(database: Path) -> None:
+    """Lets keys register again whose nodes were removed: Flower keeps the key of a removed node for ever."""
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True, timeout=10.0)) as found, found:
+            found.execute("UPDATE node SET public_key = NULL WHERE status = 'unregistered'")
+    except sqlite3.Error as error:
+        raise RunError(f"{database} cannot be changed: {error}") from None
 
 
 def run_node(home: Path, node: Node, server: str, say: Callable[[str], None]) -> None:

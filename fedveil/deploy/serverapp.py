@@ -51,7 +51,8 @@ def run(federation: Federation, token: str) -> None:
             flower.conduct_run(grid, federation, dict(told.override_config))
             status, details = SubStatus.COMPLETED, ""
     except Exception as error:
-        details = f"{type(error).__name__}: {error}"[:500]
+        details = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        print(details, flush=True)
     finally:
         grid._retry_invoker.max_tries = 1
         try:
