@@ -327,7 +327,8 @@ ATTACKERS = {
         "answers of a hostile server to the link",
     ),
     "a node that attacks the server": (
-        "what a hostile node states about itself", "what a hostile node replies", "taking another client's place",
+        "what a hostile node states about itself", "what a hostile node replies", "replies of hostile nodes over the wire",
+        "taking another client's place",
     ),
     "an outsider, and another user of the server's API": ("an outsider at the port", "a foreign bundle at the server"),
 }  # fmt: skip

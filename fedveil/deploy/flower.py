@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
 from fedveil.deploy.files import Federation, Member, roster
 from fedveil.deploy.messages import BadMessage, Introduction, Payload, ReceivedReply, Reply, Request
 from fedveil.deploy.records import content, fields_of, payload_of
 
+SMALL = 1 << 20  # bytes of a reply without an update
+OBJECT = 64  # bytes that count for each object, so that a reply cannot consist of countless empty ones
+TRIES = 3  # attempts to read a reply
 SERVER_DOWNTIME = 60.0  # seconds for which an unreachable server is retried
 
 
@@ -36,8 +43,8 @@ class FlowerTransport:
     def introduce(self, nodes: list[int], timeout: float) -> dict[int, Introduction]:
         messages = {node: partial(_message, RecordDict(), node, MessageType.QUERY, timeout) for node in nodes}
         introductions = {}
-        for node, reply in self._exchange(messages, timeout).items():
-            with contextlib.suppress(BadMessage, KeyError, ValueError):
+        for node, reply in self._exchange(messages, timeout, SMALL).items():
+            with contextlib.suppress(Exception):  # a node that introduces itself with nonsense is left out
                 introductions[node] = Introduction.read(fields_of(reply.content, "introduction"))
         return introductions
 
@@ -46,26 +53,52 @@ class FlowerTransport:
             node: partial(_message, content("request", request.as_dict(), payload), node, MessageType.TRAIN, timeout)
             for node, (request, payload) in requests.items()
         }
-        return {node: _received(reply) for node, reply in self._exchange(messages, timeout).items()}
+        largest = SMALL + max((2 * sum(map(len, payload.values())) for _, payload in requests.values()), default=0)
+        return {node: _received(reply) for node, reply in self._exchange(messages, timeout, largest).items()}
 
-    def _exchange(self, messages: Mapping[int, Callable[[], Message]], timeout: float) -> dict[int, Message]:
-        """The replies that arrive in time, by node.
+    def _exchange(
+        self, messages: Mapping[int, Callable[[], Message]], timeout: float, largest: int
+    ) -> dict[int, Message]:
+        """The replies of at most `largest` bytes that arrive in time, by node.
 
         A message whose sending failed is built and sent again. A node that receives it twice also accounts for it twice.
         """
-        until, waiting, replies = time.monotonic() + timeout, dict[str, int](), dict[int, Message]()
+        until, waiting, replies = time.monotonic() + timeout, dict[int, str](), dict[int, Message]()
         for node, make in messages.items():
             with contextlib.suppress(Exception):  # not sent in time: counts as no reply
-                waiting |= dict.fromkeys(_retry(partial(self._push, make), until), node)
+                (waiting[node],) = _retry(partial(self._push, make), until)
+        failed = Counter[int]()
         while waiting and time.monotonic() < until:
-            with contextlib.suppress(Exception):  # the server is unreachable: tried again in the next turn
-                for reply in self.grid.pull_messages(list(waiting)):
-                    # A reply counts for the node that was asked, whatever sender it states.
-                    node = waiting.pop(reply.metadata.reply_to_message_id)
-                    replies[node] = reply
+            # One message at a time: what one node sends cannot keep the replies of others from being read. A reply
+            # counts for the node that was asked, whatever sender it states.
+            for node, number in list(waiting.items()):
+                try:
+                    for reply in self._pull(number, largest):
+                        replies[node] = reply
+                        del waiting[node]
+                except Exception as error:  # the server is unreachable, or the reply cannot be read
+                    failed[node] += not isinstance(error, httpx.HTTPError)
+                    if failed[node] >= TRIES:
+                        waiting.pop(node, None)
             if waiting:
                 time.sleep(0.5)
         return replies
+
+    def _pull(self, number: str, largest: int) -> list[Message]:
+        """The reply to a message, if it has arrived. Its objects are counted while they are fetched."""
+        client: Any = self.grid._runtime_client  # type: ignore[attr-defined, unused-ignore]
+        fetch, left, lock = type(client).PullObject, [largest], threading.Lock()
+
+        def bounded(request: Any) -> Any:
+            found = fetch(client, request)
+            with lock:
+                left[0] -= len(found.object_content) + OBJECT
+                if left[0] < 0:
+                    raise ObjectPullError(request.object_id, f"the reply has more than {largest} bytes")
+            return found
+
+        client.PullObject = bounded
+        return list(self.grid.pull_messages([number]))[:1]
 
     def _push(self, make: Callable[[], Message]) -> list[str]:
         return list(self.grid.push_messages([make()]))
@@ -97,7 +130,7 @@ def _received(message: Message) -> ReceivedReply:
         values = fields_of(message.content, "reply")
         reply = Reply.read({**values, "loss": float(_number(values.get("loss")))})
         return ReceivedReply(reply, payload_of(message.content))
-    except (BadMessage, KeyError, ValueError) as error:
+    except (BadMessage, KeyError, ValueError, TypeError, AttributeError) as error:
         return ReceivedReply(None, {}, f"unreadable: {error}")
 
 

@@ -170,6 +170,8 @@ async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
                 if event["type"] != "http.request":
                     raise Denied(400, "a request that ended early")
                 data += event.get("body", b"")
+                if len(data) > LARGEST:
+                    raise Denied(413, f"a request of more than {LARGEST} bytes")
                 more = bool(event.get("more_body", False))
     except TimeoutError:
         raise Denied(408, f"a request whose body took more than {BODY_TIME:g} s") from None

@@ -16,7 +16,8 @@ from fedveil.config import Config, from_dict, resolve, to_toml
 from fedveil.core.errors import ConfigError, RunError
 from fedveil.deploy import node
 from fedveil.deploy.account import NodeLedger
-from fedveil.deploy.coordinator import Terms, check_deployable, conduct
+from fedveil.deploy.coordinator import Terms, conduct
+from fedveil.deploy.limits import check_deployable
 from fedveil.deploy.messages import Payload, Reply, Request, pack
 from fedveil.federation import prepare
 from fedveil.runs import RunFolder, named_leaves

@@ -442,6 +442,56 @@ def test_answers_that_are_too_large_packed_or_elsewhere_are_not_read(tmp_path: P
     tally("answers of a hostile server to the link", len(answers), len(answers))
 
 
+class Faked:
+    """A grid whose nodes 1 to 4 reply with nonsense, with gigabytes, with the name of another node, and honestly."""
+
+    def __init__(self) -> None:
+        from types import SimpleNamespace
+
+        class Client:
+            def PullObject(self, request: Any) -> Any:
+                return SimpleNamespace(object_content=bytes(1 << 19))
+
+        self._runtime_client, self.sent = Client(), dict[str, Any]()
+
+    def push_messages(self, messages: list[Any]) -> list[str]:
+        self.sent |= {str(one.metadata.dst_node_id): one for one in messages}
+        return [str(one.metadata.dst_node_id) for one in messages]
+
+    def pull_messages(self, numbers: list[str]) -> list[Any]:
+        from types import SimpleNamespace
+
+        from flwr.app import Message
+
+        from fedveil.deploy.records import content
+
+        (number,) = numbers
+        if number == "1":
+            raise KeyError("no such type of object")
+        if number == "2":
+            for _ in range(10**6):
+                self._runtime_client.PullObject(SimpleNamespace(object_id="x"))
+        told = {"client": int(number), "size": 60, "shape": "8,8,1", "classes": 10, "dtype": "float32"}
+        reply = Message(content("introduction", told), reply_to=self.sent[number])
+        if number == "3":
+            reply.metadata.__dict__["_src_node_id"] = 4
+        return [reply]
+
+
+def test_replies_that_cannot_be_read_do_not_keep_others_from_being_read(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedveil[flower]'")
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from fedveil.deploy.files import Federation
+    from fedveil.deploy.flower import FlowerTransport
+
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    grid: Any = Faked()
+    found = FlowerTransport(grid, Federation(tmp_path, "h", 1, 4)).introduce([1, 2, 3, 4], timeout=30)
+    assert {node: told.client for node, told in found.items()} == {3: 3, 4: 4}
+    tally("replies of hostile nodes over the wire", 3, 3)
+
+
 # --- the roster
 
 
