@@ -183,7 +183,7 @@ class Link:
             except (httpx.HTTPError, ValueError) as error:
                 if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403, 404):
                     active = False  # it was removed from the roster, or registered again under another id
-                line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                line = f"{type(error).__name__}: {error}".splitlines()[0][:200]
                 if line != said:
                     print(f"the server does not answer: {line}", flush=True)
                 said = line
