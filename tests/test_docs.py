@@ -43,7 +43,7 @@ def examples(language):
     ]
 
 
-@pytest.mark.parametrize("page", ["config.md", "names.md", "api.md", "reproduction.md"])
+@pytest.mark.parametrize("page", ["config.md", "names.md", "api.md", "reproduction.md", "security.md"])
 def test_generated_pages_are_fresh(page):
     made = generator().PAGES[page]()
     assert (ROOT / "docs" / page).read_text(encoding="utf-8") == made, "run 'python docs/generate.py'"

@@ -343,7 +343,7 @@ def test_budgets_and_calibration_go_by_the_plan(fedveil_cli, tmp_path):
 
 
 def test_a_seed_cannot_be_deployed():
-    from fedveil.deploy.coordinator import check_deployable
+    from fedveil.deploy.limits import check_deployable
 
     config = from_dict(with_train(noise_seed=0))
     with pytest.raises(ConfigError, match=r"train\.noise_seed: got 0; makes the draws known to everyone"):

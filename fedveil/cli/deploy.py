@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 deploy_app = typer.Typer(
     help="Train under the same defences on real machines, with Flower.", no_args_is_help=True, rich_markup_mode=None
 )
-COMMANDS = ("init", "server", "node", "run", "status")
+COMMANDS = ("init", "server", "node", "run", "status", "renew")
 FolderArgument = Annotated[str, Argument(metavar="[FOLDER]", help="Folder of the federation.")]
-DryOption = Annotated[bool, Option("--dry-run", help="Print Flower's commands instead of running them.")]
+DryOption = Annotated[bool, Option("--dry-run", help="Print the commands instead of running them.")]
 
 
 def _need_flower() -> None:
@@ -44,11 +44,17 @@ def init(
         str | None,
         Option("--shards", metavar="FILE.toml", help="For trials: give each node its part of this config's dataset."),
     ] = None,
+    config: Annotated[
+        str | None,
+        Option("--config", metavar="FILE.toml", help="Take the nodes' limits from this config (--shards does, too)."),
+    ] = None,
     settings: SetOption = None,
     test: Annotated[
         bool, Option("--test", help="Nodes accept runs whose noise the server knows; never for private data.")
     ] = False,
-    epsilon: Annotated[float | None, Option("--epsilon", help="Privacy budget of each node over all its runs.")] = None,
+    epsilon: Annotated[
+        float | None, Option("--epsilon", help="Privacy budget of each node over all its runs (default: 8).")
+    ] = None,
     delta: Annotated[float | None, Option("--delta", help="δ of the budget (default: 1e-5).")] = None,
     clip: Annotated[float | None, Option("--clip", help="Largest clip that nodes accept.")] = None,
     noise: Annotated[float | None, Option("--noise", help="Smallest noise that nodes accept.")] = None,
@@ -63,15 +69,20 @@ def init(
     given = {"epsilon": epsilon, "delta": delta, "clip": clip, "noise": noise}
     limits = {key: value for key, value in given.items() if value is not None}
     _check_limits(limits)
-    if settings and shards is None:
-        raise ConfigError("-s", settings[0], "changes the config of --shards: give that option too")
+    if shards is not None and config is not None:
+        raise ConfigError("--config", config, "is the config of --shards already: leave one of the two out")
+    named = shards or config
+    if settings and named is None:
+        raise ConfigError("-s", settings[0], "changes the config of --shards or --config: give one of them too")
     made = files.Federation(Path(folder).resolve(), host, port, nodes, bind)
-    files.init(made, load(shards, settings or []) if shards is not None else None, test, limits)
+    read = load(named, settings or []) if named is not None else None
+    files.init(made, files.Plan(read, shards is not None, test, limits))
     document = {"folder": str(made.folder), "address": made.address, "nodes": nodes, "shards": shards is not None}
     if json:
         show.print_json(document)
         return
     show.print_table("Federation", ("what", "where"), list(document.items()))
+    show.note(f"keep {made.authority} on another machine: its key signs certificates, and no other process needs it")
     show.note(f"next: fedveil deploy server {folder}; then on each node: fedveil deploy node node-N")
 
 
@@ -98,7 +109,7 @@ def server(folder: FolderArgument = "federation", dry: DryOption = False) -> Non
 
     federation = files.read_federation(Path(folder))
     if dry:
-        _print(commands.superlink(federation), commands.superexec(federation))
+        _print(commands.superlink(federation), commands.executor(federation), commands.gate(federation))
         return
     _need_flower()
     processes.serve(federation, show.note)
@@ -118,7 +129,7 @@ def node(
     """Run a node until Ctrl-C."""
     from fedveil.cli import show
     from fedveil.deploy import commands, processes
-    from fedveil.deploy.limits import read_node, with_data
+    from fedveil.deploy.limits import check_complete, read_node, with_data
 
     folder = Path(home).resolve()
     found = read_node(folder)
@@ -126,8 +137,9 @@ def node(
     if server_address is None:
         raise ConfigError("--server", None, "takes host:port of the server, here or in node.toml")
     if dry:
-        _print(commands.supernode(folder, server_address, found.port))
+        _print(commands.worker(folder), commands.link(found, server_address))
         return
+    check_complete(found)
     _need_flower()
     if data is not None:
         found = with_data(folder, Path(data).expanduser().resolve())
@@ -224,6 +236,10 @@ def _show_result(result: dict[str, Any]) -> None:
 @deploy_app.command("status")
 def status(
     folder: Annotated[str, Argument(metavar="[FOLDER]", help="Folder of a federation, or of a node.")] = "federation",
+    expect: Annotated[
+        str | None,
+        Option("--expect", metavar="DIGEST", help="Fail unless the node's ledger contains this digest."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Show the nodes and runs of a federation, or the privacy ledger of a node."""
@@ -233,6 +249,8 @@ def status(
 
     path = Path(folder)
     of_node = (path / limits.FILE).is_file()
+    if expect is not None:
+        statuses.check_contains(path, expect)
     found = statuses.of_node(path) if of_node else statuses.of_federation(files.read_federation(path))
     if json:
         show.print_json(found)
@@ -249,6 +267,16 @@ def _show_node(found: dict[str, Any]) -> None:
     rows = [tuple(row[column] for column in columns) for row in found["accounts"]]
     show.print_table(f"Client {found['client']}: {found['rounds']} rounds of {found['runs']} runs", columns, rows)
     show.note(f"budget: {found['budget'] or 'none'}")
+    show.note(f"last digest of the ledger: {found['digest']}; keep it, and check later with --expect")
+    _show_refused(found["refused"])
+
+
+def _show_refused(refused: dict[str, Any]) -> None:
+    from fedveil.cli import show
+
+    if refused["count"]:
+        last = refused["last"][-1] if refused["last"] else {"time": "", "reason": ""}
+        show.note(f"refused: {refused['count']}, last {last['time']}: {last['reason']}")
 
 
 def _show_federation(found: dict[str, Any]) -> None:
@@ -258,6 +286,7 @@ def _show_federation(found: dict[str, Any]) -> None:
     title = f"{found['address']}: {'up' if found['up'] else 'down'}"
     show.print_table(title, ("client", "node", "status", "ledger (if on this machine)"), rows)
     show.print_table("Runs", ("run", "status"), [(run["run"], run["status"]) for run in found["runs"]])
+    _show_refused(found["refused"])
 
 
 def _spent(account: dict[str, Any] | None) -> str:
@@ -267,3 +296,26 @@ def _spent(account: dict[str, Any] | None) -> str:
         return str(account["error"])
     known = [f"one {a['unit']}: ε = {a['epsilon']:.4g}" for a in account["accounts"] if a["epsilon"] is not None]
     return f"{account['rounds']} rounds; " + (", ".join(known) or "no certificate")
+
+
+# --- renew
+
+
+@deploy_app.command("renew")
+def renew(
+    folder: Annotated[str, Argument(metavar="FOLDER", help="Folder of a federation, or of a node.")],
+) -> None:
+    """Renew the server's certificate, or the key pair of a node."""
+    _need_flower()
+    from fedveil.cli import show
+    from fedveil.deploy import credentials, files, limits
+
+    path = Path(folder).resolve()
+    if (path / limits.FILE).is_file():
+        client = limits.read_node(path).client
+        credentials.make_node_key(path)
+        show.note(f"give {path / 'key.pub'} to the server as server/nodes/{client}.pub, then restart the node")
+        return
+    federation = files.read_federation(path)
+    credentials.make_server_certificate(federation.authority, federation.server, files.hosts(federation))
+    show.note("the server has a new key and certificate: restart it; nodes need nothing")

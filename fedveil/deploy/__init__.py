@@ -1,18 +1,21 @@
 """Deployment on real machines, with Flower as the transport.
 
 Nodes and server call the same functions of `fedveil.simulation` as the simulator. This package adds what only real machines
-need:
+need. Neither nodes nor the server execute code that arrives.
 
 | module | what it does |
 |---|---|
 | `coordinator` | the server's side of a run: cohort, requests, replies, model update, checkpoint |
 | `node` | a node's side of one round |
-| `limits`, `account` | what the owner of a node allows, and the node's own privacy ledger on disk |
+| `worker`, `link`, `wire` | the two processes of a node, and the messages between them |
+| `limits`, `account`, `refusals` | what the owner of a node allows; the node's privacy ledger; what was refused |
 | `messages` | the messages between server and nodes, checked before use |
-| `flower` | the Flower apps and transport, the only module that imports Flower |
+| `gate` | the only process of a server that listens to the outside |
+| `executor`, `serverapp`, `flower` | the processes of runs on the server; the transport over Flower's grid |
+| `bundle`, `records`, `control` | the fixed app bundle, our messages as Flower's records, Flower's control API |
 | `files`, `credentials` | the folder of a federation, its keys and certificates |
-| `commands`, `processes` | Flower's commands, the app that it runs, and the processes that are kept running |
+| `commands`, `processes` | the commands of all processes, and what keeps them running |
 | `follow`, `status` | submitting a run and following it; the state of a federation or of one node |
 
-Only `flower` and `credentials` need the extra `[flower]`.
+Only `control`, `executor`, `flower`, `gate`, `link`, `records`, `serverapp` and `credentials` need the extra `[flower]`.
 """

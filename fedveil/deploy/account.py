@@ -2,7 +2,9 @@
 
 A line is written and synced before anything of its round is sent, so a crash can only leave a ledger that is too high.
 Lines are never removed: a repeated request, a restart or a second run each add lines. A line holds the full cost of its
-round (noise, steps, sampling rate), so ε follows from this file alone.
+round (noise, steps, sampling rate), so ε follows from this file alone. Every line also holds the digest of the line before
+it. The last digest is written to a second file, and `deploy status` shows it.
+An old copy of the ledger does not contain it.
 
 The ledger counts the rounds that happened (rule `realised`), so it needs no assumption on how the server samples clients.
 A privacy filter enforces the budget: a server may choose its next request after it has seen a reply, and composition of
@@ -12,9 +14,11 @@ privacy loss distributions holds only for mechanisms that were chosen beforehand
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import os
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +35,8 @@ from fedveil.core.taps import NODE_UNITS
 from fedveil.deploy.limits import Limits, Refused
 
 FILE = "ledger.jsonl"
-VERSION = 2
+WITNESS = "ledger.last"  # the digest of the last line that was written
+VERSION = 3
 ADJACENT = ("zero-out", "replace")  # the presence of a node is public: add-remove has no meaning here
 
 
@@ -80,10 +85,18 @@ class NodeLedger:
     def create(self) -> None:
         """Writes an empty ledger, unless there is one already."""
         if not self.path.exists():
-            self._write([])
+            self._write([], secrets.token_hex(16))
 
     def entries(self) -> list[Entry]:
         """All entries. A missing or damaged ledger raises an error: starting again from zero would hide what was spent."""
+        return self._read()[0]
+
+    def digests(self) -> list[str]:
+        """The digest of the empty ledger and of every line. The last one stands for the whole ledger."""
+        return self._read()[2]
+
+    def _read(self) -> tuple[list[Entry], str, list[str]]:
+        """Entries, the random start of the chain, and all digests. Raises an error if an older copy was put back."""
         try:
             lines = self.path.read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
@@ -91,15 +104,24 @@ class NodeLedger:
         except (OSError, ValueError) as error:
             raise RunError(f"{self.path} cannot be read ({error}): the node sends nothing without its ledger") from None
         try:
-            header = json.loads(lines[0])
-            found = [_entry(json.loads(line)) for line in lines[1:]]
-            if header.get("ledger") not in (1, VERSION) or header.get("entries") != len(found):
-                raise ValueError("lines are missing")
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+            entries, start, digests = _parse(lines)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
             raise RunError(
-                f"{self.path} is damaged ({error}): restore a good copy; the node sends nothing without its ledger"
+                f"{self.path} is damaged ({' '.join(str(error).split())[:100]}): restore a good copy; the node sends "
+                "nothing without its ledger"
             ) from None
-        return found
+        self._check_witness(digests, chained=bool(start))
+        return entries, start or secrets.token_hex(16), digests
+
+    def _check_witness(self, digests: Sequence[str], *, chained: bool) -> None:
+        witness = self.path.with_name(WITNESS)
+        last = witness.read_text(encoding="utf-8").strip() if witness.exists() else ""
+        if last in digests or (not last and (not chained or len(digests) == 1)):
+            return  # a file of an older version has no chain and no witness
+        found = f"{WITNESS} beside it is missing" if not last else f"it does not contain the last digest {last}"
+        raise RunError(
+            f"{self.path} was replaced by an older or another copy ({found}): restore the newest copy of both"
+        )
 
     def epsilon(self, unit: str, delta: float, adjacency: str = "zero-out") -> float:
         """ε of everything sent so far; infinite if a round had no certificate."""
@@ -111,9 +133,10 @@ class NodeLedger:
         Returns ε after the round, or None without a budget: composing all rounds takes a second.
         """
         with self._locked():
-            entries = [*self.entries(), entry]
+            before, start, _ = self._read()
+            entries = [*before, entry]
             after = self._within(entries, limits) if limits.epsilon is not None else None
-            self._write(entries)
+            self._write(entries, start)
         return after
 
     @staticmethod
@@ -132,16 +155,22 @@ class NodeLedger:
             )
         return after
 
-    def _write(self, entries: Sequence[Entry]) -> None:
+    def _write(self, entries: Sequence[Entry], start: str) -> None:
         from fedveil.runs import write_text
 
-        header = {"ledger": VERSION, "entries": len(entries)}
-        write_text(self.path, "".join(to_json(line) + "\n" for line in (header, *map(asdict, entries))))
+        lines, last = list[str](), _digest(start)
+        for entry in entries:
+            lines.append(to_json({**asdict(entry), "previous": last}))
+            last = _digest(lines[-1])
+        header = {"ledger": VERSION, "entries": len(entries), "start": start, "last": last}
+        write_text(self.path, "".join(line + "\n" for line in (to_json(header), *lines)))
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # the rename must survive a power cut too
         finally:
             os.close(folder)
+        # The ledger may be ahead of the witness after a crash, never behind it.
+        write_text(self.path.with_name(WITNESS), last + "\n")
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -151,10 +180,44 @@ class NodeLedger:
             yield
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _parse(lines: Sequence[str]) -> tuple[list[Entry], str, list[str]]:
+    """Entries, start of the chain and digests; the start is empty for a file of an older version, which has no chain."""
+    header = json.loads(lines[0])
+    found = [_entry(json.loads(line)) for line in lines[1:]]
+    if header.get("ledger") not in (1, 2, VERSION) or header.get("entries") != len(found):
+        raise ValueError("lines are missing")
+    if header["ledger"] != VERSION:
+        return found, "", [_digest("\n".join(lines))]
+    digests = [_digest(str(header["start"]))]
+    for number, line in enumerate(lines[1:], 1):
+        if json.loads(line)["previous"] != digests[-1]:
+            raise ValueError(f"line {number} does not follow the one before it")
+        digests.append(_digest(line))
+    if header["last"] != digests[-1]:
+        raise ValueError("the last line is not the one that was written last")
+    return found, str(header["start"]), digests
+
+
 def _entry(line: dict[str, Any]) -> Entry:
     given = line["uses"] if "uses" in line else {unit: _from_version_1(line[unit]) for unit in NODE_UNITS}
-    uses = {unit: {a: given[unit][a] and Use(**given[unit][a]) for a in ADJACENT} for unit in NODE_UNITS}
-    return Entry(line["run"], line["round"], line["config"], uses, line["time"])
+    uses = {
+        unit: {a: None if given[unit][a] is None else _use(given[unit][a]) for a in ADJACENT} for unit in NODE_UNITS
+    }
+    return Entry(str(line["run"]), int(line["round"]), str(line["config"]), uses, str(line["time"]))
+
+
+def _use(values: dict[str, Any]) -> Use:
+    """A use from the file; raises ValueError for values that no round can have."""
+    use = Use(**values)
+    numbers = type(use.z) in (int, float) and type(use.rate) in (int, float) and type(use.steps) is int
+    kinds = type(use.hidden) is bool and type(use.replace) is bool and use.law in ("gaussian", "laplace")
+    if not (numbers and kinds and use.z > 0 and 0 <= use.rate <= 1 and use.steps >= 1):
+        raise ValueError(f"no round has the cost {str(values)[:60]}")
+    return use
 
 
 def _from_version_1(use: dict[str, Any] | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ so the ledger of the run counts every requested round, whether it was completed 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import secrets
@@ -24,10 +25,12 @@ from fedveil.accounting import ledger, transcript
 from fedveil.accounting.transcript import Executed
 from fedveil.config import Config, resolve, to_toml
 from fedveil.core import keys
-from fedveil.core.errors import ConfigError, FedveilError, RunError
+from fedveil.core.errors import FedveilError, RunError
 from fedveil.core.system import to_json
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
+from fedveil.deploy.files import Member
+from fedveil.deploy.limits import check_deployable
 from fedveil.deploy.messages import (
     BadMessage,
     Introduction,
@@ -49,6 +52,10 @@ from fedveil.simulation.simulator import RoundReport
 
 Row = dict[str, Any]
 Tree = Any
+RETRY, INF = 30.0, math.inf  # seconds after which a node is asked again to introduce itself
+MAX_VALUES = 1 << 24  # numbers in one example that a node may state
+MAX_CLASSES = 100_000
+DTYPES = ("uint8", "float16", "float32", "float64", "int32", "int64")
 
 
 @dataclass(frozen=True)
@@ -59,35 +66,14 @@ class Terms:
     timeout: float = 300.0  # seconds for which a round waits for replies
     wait: float = 120.0  # seconds for which the start waits for all nodes
     test: bool = False  # noise from the run's seed, as in simulation: for comparison, never for private data
+    records: int = 1_000_000  # the largest size that a node may state
 
 
-def check_deployable(config: Config, *, test: bool = False) -> None:
-    """Raises `ConfigError` for settings that have no meaning, or give no protection, on real machines."""
-    train = config.train
-    if train.noise_seed is not None and not test:
-        takes = "makes the draws known to everyone who has the config: leave it out to deploy, or use test mode"
-        raise ConfigError("train.noise_seed", train.noise_seed, takes)
-    for key in ("dropout", "late"):
-        if getattr(train, key):
-            takes = "simulates lost or late clients; real ones are lost by themselves: leave it out to deploy"
-            raise ConfigError(f"train.{key}", getattr(train, key), takes)
-    if train.stop is not None:
-        raise ConfigError("train.stop", train.stop, "is for simulations: a coordinator makes all rounds, leave it out")
-    if config.data.features != "raw":
-        takes = "raw in deployment: a node reads its file unchanged, so store the features in the nodes' files"
-        raise ConfigError("data.features", config.data.features, takes)
-    if train.sampling == "with-replacement":
-        raise ConfigError("train.sampling", train.sampling, "a node takes part once in a round: use fixed or poisson")
-    if train.secure_aggregation:
-        takes = (
-            "is not available in deployment: Flower's SecAgg+ derives its masks from 32-bit seeds, and its nodes disclose "
-            "what unmasks a single update (docs/deployment.md): use a defence that protects each update on its own"
-        )
-        raise ConfigError("train.secure_aggregation", True, takes)
-    for defense in config.defense:
-        refusal = defense.refuses_deployment()
-        if refusal is not None:
-            raise ConfigError(f"defense.{refusal.key}", refusal.value, refusal.takes)
+class SizesOnly(Partition):
+    """A partition of which only the sizes are known. Nodes share no example."""
+
+    def copies(self) -> int:
+        return 1
 
 
 @dataclass(frozen=True)
@@ -101,10 +87,10 @@ class Members:
 
     @property
     def partition(self) -> Partition:
-        """The partition by sizes alone: the server has no examples."""
+        """The partition by sizes alone: the server has no examples, so it stores no row of them."""
         length = np.array(self.sizes, np.int32)
-        start = np.concatenate([[0], np.cumsum(length)[:-1]]).astype(np.int64)
-        return Partition(np.arange(int(length.sum()), dtype=np.int32), start, length)
+        start = np.concatenate([[0], np.cumsum(length, dtype=np.int64)[:-1]]).astype(np.int64)
+        return SizesOnly(np.broadcast_to(np.int32(0), (int(length.sum(dtype=np.int64)),)), start, length)
 
 
 @dataclass
@@ -157,8 +143,10 @@ class _DeployedRun:
     ) -> None:
         self.transport, self.folder, self.terms, self.progress = transport, folder, terms, progress
         self.started, self.earlier = time.monotonic(), 0.0
-        self.nodes: dict[int, int] = {}  # client → the first node that introduced itself as this client
-        self.known: set[int] = set()  # nodes that introduced themselves
+        self.nodes: dict[
+            int, tuple[int, Member]
+        ] = {}  # client → its node, by the roster, once it has introduced itself
+        self.tried: dict[int, float] = {}  # node → when it was last asked to introduce itself
         record = RunRecord.read(folder)
         self.sizes = dict(enumerate(record.members.sizes)) if record else dict[int, int]()
         self.record = record or RunRecord(secrets.token_hex(8), self._wait_for_nodes(config))
@@ -201,21 +189,40 @@ class _DeployedRun:
         return Members(sizes, tuple(int(n) for n in shape.split(",")), classes, dtype)
 
     def _introductions(self, clients: int) -> dict[int, Introduction]:
-        """Introductions of new nodes, by client. A client belongs to the first node that introduced itself as it."""
-        new = [node for node in self.transport.online() if node not in self.known]
+        """Introductions of new nodes, by client. The roster says which client a node is; its own word does not count."""
+        present = self.transport.online()
+        known = {node for node, _ in self.nodes.values()}
+        new = {node: member for node, member in present.items() if node not in known and member.client < clients}
+        # A node that never answers must not delay every round.
+        new = {node: member for node, member in new.items() if time.monotonic() - self.tried.get(node, -INF) > RETRY}
+        self.tried |= dict.fromkeys(new, time.monotonic())
         accepted: dict[int, Introduction] = {}
         if not new:
             return accepted
-        for node, introduction in self.transport.introduce(new, min(60.0, self.terms.timeout)).items():
-            self.known.add(node)
-            client, size = introduction.client, introduction.size
-            taken = self.nodes.get(client, node) != node
-            # The sizes of a run are fixed: noise and ledger follow from them.
-            if taken or not 0 <= client < clients or size < 1 or self.sizes.get(client, size) != size:
+        for node, introduction in self.transport.introduce(list(new), min(60.0, self.terms.timeout)).items():
+            client, size = new[node].client, introduction.size
+            # The sizes of a run are fixed: noise and ledger follow from them. A resumed run knows them already.
+            if introduction.client != client or not self._plausible(introduction):
                 continue
-            self.nodes[client], self.sizes[client] = node, size
-            accepted[client] = introduction
+            if self.sizes.setdefault(client, size) == size:
+                self.nodes[client] = (node, new[node])
+                accepted[client] = introduction
         return accepted
+
+    def _plausible(self, told: Introduction) -> bool:
+        """Whether the stated sizes are within the bounds of the roster. Nothing is allocated for sizes beyond them."""
+        with contextlib.suppress(ValueError):
+            shape = [int(n) for n in told.shape.split(",")] if len(told.shape) < 100 else []
+            values = math.prod(shape)
+            return (
+                1 <= told.size <= self.terms.records
+                and 1 <= len(shape) <= 4
+                and all(n >= 1 for n in shape)
+                and values <= MAX_VALUES
+                and 2 <= told.classes <= MAX_CLASSES
+                and told.dtype in DTYPES
+            )
+        return False
 
     # --- the rounds
 
@@ -301,7 +308,8 @@ class _DeployedRun:
             self.recorder.append(entry)
             self.recorder.sync()
             self.record.save(self.folder)
-        replies = self.transport.send({self.nodes[c]: message for c, message in requests.items()}, self.terms.timeout)
+        asked = {self.nodes[c][0]: message for c, message in requests.items()}
+        replies = self.transport.send(asked, self.terms.timeout)
         accepted, refused = self._accepted(state, number, cohort, replies)
         lost = len(cohort.clients) - len(accepted)
         self.record.lost += lost
@@ -320,18 +328,20 @@ class _DeployedRun:
     ) -> dict[int, tuple[Request, Payload]]:
         """Requests to the cohort's connected nodes; the payload is the model as this client receives it (`broadcast`)."""
         self._introductions(self.config.data.clients)
-        online = set(self.transport.online())
+        online = self.transport.online()
         setting = self.simulator.task.setting
         seed = _test_seed(self.config) if self.terms.test else -1
         shared = pack(state.params) if not any(d.fills("broadcast") for d in self.simulator.task.defenses) else None
         requests: dict[int, tuple[Request, Payload]] = {}
         for c in map(int, cohort.clients):
-            if self.nodes.get(c) not in online:
+            node, member = self.nodes.get(c, (-1, None))
+            if member is None or online.get(node) != member:
                 continue
             model = shared or pack(self._begin(state.params, self._context(number, c, round_key, lr)))
             request = Request(
-                self.record.run, number, c, self.text, setting.smallest, setting.max_weight, setting.min_weight, seed
-            )
+                self.record.run, number, c, member.key, self.text, setting.smallest, setting.max_weight,
+                setting.min_weight, seed,
+            )  # fmt: skip
             requests[c] = (request, model)
         return requests
 
@@ -346,7 +356,7 @@ class _DeployedRun:
         accepted: dict[int, tuple[Tree, float]] = {}
         refused: dict[str, str] = {}
         for c in map(int, cohort.clients):
-            reply = replies.get(self.nodes.get(c, -1))
+            reply = replies.get(self.nodes[c][0]) if c in self.nodes else None
             try:
                 accepted[c] = accept(reply, self.record.run, number, c, state.params)
             except BadMessage as error:
@@ -421,15 +431,21 @@ def accept(received: ReceivedReply | None, run: str, number: int, client: int, l
     if received is None:
         raise BadMessage("no reply in time")
     if received.failure or received.reply is None:
-        raise BadMessage(received.failure or "no reply")
+        raise BadMessage(_plain(received.failure or "no reply"))
     reply = received.reply
     if reply.refused:
-        raise BadMessage(f"refused: {reply.refused}"[:500])
+        raise BadMessage(f"refused: {_plain(reply.refused)}")
     if (reply.run, reply.round) != (run, number):
-        raise BadMessage(f"stale: a reply to round {reply.round} of run {reply.run}, not to round {number} of {run}")
+        told = _plain(f"{reply.round} of run {reply.run}")
+        raise BadMessage(f"stale: a reply to round {told}, not to round {number} of {run}")
     if reply.client != client:
-        raise BadMessage(f"a reply from client {reply.client}, expected client {client}")
+        raise BadMessage(f"a reply from client {_plain(str(reply.client))}, expected client {client}")
     return unpack(received.payload, like), reply.loss
+
+
+def _plain(text: str) -> str:
+    """A node's text as one short line of printable characters: it is shown on a terminal and written into the run."""
+    return "".join(c if c.isprintable() else " " for c in text[:300])
 
 
 def _test_seed(config: Config) -> int:

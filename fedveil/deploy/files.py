@@ -2,20 +2,30 @@
 
 | file | what | who needs it |
 |---|---|---|
-| `federation.toml` | address of the server, number of nodes | server |
+| `federation.toml` | addresses of the server, number and largest size of nodes, digest of the app | server |
+| `authority/` | `ca.key` and `ca.crt`: sign the server's certificate. Keep it on another machine | `deploy renew` |
 | `server/` | `ca.crt`, `server.crt`, `server.key`, a secret shared by the server's processes, Flower's state | server |
-| `server/nodes/N.pub` | public keys of the nodes that may connect | server |
-| `node-N/` | `node.toml`, `key`, `key.pub`, `ca.crt`, `ledger.jsonl`, optionally `data.npz` | that node only |
+| `server/nodes/N.pub` | the roster: the public key of client N; `N.id` holds the id of its node | server |
+| `node-N/` | `node.toml`, `key`, `key.pub`, `ca.crt`, `ledger.jsonl`, `ledger.last`, perhaps `data.npz` | that node |
 | `fedveil-server.service`, `fedveil-node@.service`, `compose.yaml` | start scripts for systemd or Docker | optional |
+
+Folders have mode 0700 and files mode 0600.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import math
+import os
 import secrets
 import shutil
 import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +33,11 @@ from fedveil.config import Config, resolve
 from fedveil.core.errors import ConfigError
 from fedveil.data.dataset import Part
 from fedveil.deploy.account import NodeLedger
+from fedveil.deploy.bundle import digest
 
 FILE = "federation.toml"
-FIRST_NODE_PORT = 9300
+RECORDS = 1_000_000  # the largest size that a node may state, unless federation.toml says otherwise
+CAUTIOUS = {"multiplier": 1.0, "clip": 10.0, "clip_min": 0.001, "steps": 100, "rounds": 1000, "epsilon": 8.0}
 
 
 @dataclass(frozen=True)
@@ -34,13 +46,20 @@ class Federation:
 
     folder: Path
     host: str  # name or address by which nodes reach the server
-    port: int
+    port: int  # of the gate, which listens to the outside
     nodes: int
-    bind: str = "127.0.0.1"  # the address that the server listens on
+    bind: str = "127.0.0.1"  # the address that the gate listens on
+    control: int = 0  # port of the SuperLink, on loopback only
+    records: int = RECORDS
+    app: str = ""  # digest of the app whose runs are executed
 
     @property
     def server(self) -> Path:
         return self.folder / "server"
+
+    @property
+    def authority(self) -> Path:
+        return self.folder / "authority"
 
     @property
     def address(self) -> str:
@@ -54,59 +73,178 @@ def read_federation(folder: Path) -> Federation:
     """Reads the federation in a folder."""
     try:
         found = tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
-        bind = str(found.get("bind", "127.0.0.1"))
-        return Federation(folder.resolve(), str(found["host"]), int(found["port"]), int(found["nodes"]), bind)
+        port = int(found["port"])
+        return Federation(
+            folder.resolve(), str(found["host"]), port, int(found["nodes"]), str(found.get("bind", "127.0.0.1")),
+            int(found.get("control", port + 1)), int(found.get("records", RECORDS)), str(found.get("app", digest())),
+        )  # fmt: skip
     except FileNotFoundError:
         raise ConfigError("FOLDER", str(folder), f"holds no {FILE}: create it with 'fedveil deploy init'") from None
-    except (KeyError, ValueError, OSError) as error:
-        raise ConfigError(
-            "FOLDER", str(folder / FILE), f"cannot be read ({error}): takes host, port, nodes, bind"
-        ) from None
+    except (KeyError, ValueError, TypeError, OSError) as error:
+        takes = f"cannot be read ({error}): takes host, port, nodes, bind, control, records, app"
+        raise ConfigError("FOLDER", str(folder / FILE), takes) from None
 
 
-def init(made: Federation, shards: Config | None, test: bool, limits: dict[str, float]) -> None:
+# --- the roster
+
+
+@dataclass(frozen=True)
+class Member:
+    """What the roster says of a node."""
+
+    client: int
+    key: str  # fingerprint of its public key
+
+
+def fingerprint(public: Path) -> str:
+    """A digest of a public key in OpenSSH format; empty if there is none."""
+    try:
+        return hashlib.sha256(base64.b64decode(public.read_text(encoding="ascii").split()[1])).hexdigest()[:32]
+    except (OSError, ValueError, IndexError):
+        return ""
+
+
+def roster(federation: Federation) -> dict[int, Member]:
+    """The registered nodes by id. A node is the client whose public key it has, see `N.pub` and `N.id`."""
+    found = {}
+    for known in (federation.server / "nodes").glob("*.id"):
+        with suppress(OSError, ValueError):
+            member = Member(int(known.stem), fingerprint(known.with_suffix(".pub")))
+            number, key = known.read_text(encoding="utf-8").split()
+            if member.key and member.key == key and 0 <= member.client < federation.nodes:
+                found[int(number)] = member
+    return found
+
+
+@contextmanager
+def private() -> Iterator[None]:
+    """Files that are created here can be read by their owner only."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def tighten(folder: Path) -> None:
+    """Takes the rights of other users away from a folder and the files in it."""
+    try:
+        folder.chmod(0o700)
+        for path in folder.iterdir():
+            if not path.is_symlink() and path.stat().st_mode & 0o077 and not path.is_socket():
+                path.chmod(0o700 if path.is_dir() else 0o600)
+    except OSError as error:
+        takes = f"must belong to the user who runs this command, and to nobody else ({error.strerror})"
+        raise ConfigError("NODE", str(folder), takes) from None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `deploy init` was asked for besides the federation itself."""
+
+    config: Config | None = None  # limits follow from it
+    shards: bool = False  # whether each node gets its part of the config's dataset
+    test: bool = False
+    limits: Mapping[str, float] | None = None  # the owner's own
+
+
+def init(made: Federation, plan: Plan) -> None:
     """Writes all files; an existing federation is never overwritten."""
-    from fedveil.deploy.credentials import make_certificates, make_node_key, write_private
-
-    folder, nodes = made.folder, made.nodes
-    if (folder / FILE).exists():
-        raise ConfigError("FOLDER", str(folder), "already holds a federation: choose another folder")
-    config = resolve(shards) if shards is not None else None
-    if config is not None and config.data.clients != nodes:
-        raise ConfigError("--nodes", nodes, f"must equal data.clients of the config, which is {config.data.clients}")
+    if (made.folder / FILE).exists():
+        raise ConfigError("FOLDER", str(made.folder), "already holds a federation: choose another folder")
+    config = resolve(plan.config) if plan.config is not None else None
+    if config is not None and plan.shards and config.data.clients != made.nodes:
+        takes = f"must equal data.clients of the config, which is {config.data.clients}"
+        raise ConfigError("--nodes", made.nodes, takes)
     # Usage errors are raised here, before anything is written.
-    classes, parts = _shards(config) if config is not None else (10, [])
+    classes, parts = _shards(config) if config is not None and plan.shards else (10, [])
+    limits = {**_limits_from(config), **(plan.limits or {})}
+    with private():
+        _write_server(made, max((len(part.x) for part in parts), default=RECORDS))
+        for number in range(made.nodes):
+            home = made.node(number)
+            _write_node(made, number, parts[number] if parts else None)
+            text = _node_toml(number, made, classes, plan.test, limits)
+            (home / "node.toml").write_text(text, encoding="utf-8")
+    if config is not None and parts and "multiplier" not in (plan.limits or {}):
+        _set_multiplier(made, config, limits)
+
+
+def _write_server(made: Federation, records: int) -> None:
+    from fedveil.deploy.credentials import make_authority, make_server_certificate, write_private
+
     (made.server / "nodes").mkdir(parents=True)
-    make_certificates(made.server, list(dict.fromkeys([made.host, "localhost", "127.0.0.1"])))
+    make_authority(made.authority)
+    make_server_certificate(made.authority, made.server, hosts(made))
+    shutil.copy(made.authority / "ca.crt", made.server / "ca.crt")
     write_private(made.server / "superexec.secret", secrets.token_hex(32).encode())
-    for number in range(nodes):
-        home = made.node(number)
-        home.mkdir()
-        make_node_key(home)
-        shutil.copy(home / "key.pub", made.server / "nodes" / f"{number}.pub")
-        shutil.copy(made.server / "ca.crt", home / "ca.crt")
-        (home / "node.toml").write_text(_node_toml(number, made, classes, test, limits), encoding="utf-8")
-        NodeLedger(home).create()
-        if parts:
-            np.savez(home / "data.npz", x=parts[number].x, y=parts[number].y)
     for name, text in {**_units(made), "compose.yaml": _compose(made)}.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    text = f'host = "{made.host}"\nport = {made.port}\nnodes = {nodes}\nbind = "{made.bind}"\n'
-    (folder / FILE).write_text(text, encoding="utf-8")
+        (made.folder / name).write_text(text, encoding="utf-8")
+    text = (
+        f'host = "{made.host}"\nport = {made.port}            # the only port that others reach\n'
+        f'bind = "{made.bind}"\ncontrol = {made.control or made.port + 1}         # of Flower, on loopback only\n'
+        f"nodes = {made.nodes}\nrecords = {records}         # the largest size that a node may state\n"
+        f'app = "{digest()}"\n'
+    )
+    (made.folder / FILE).write_text(text, encoding="utf-8")
 
 
-def _node_toml(number: int, made: Federation, classes: int, test: bool, limits: dict[str, float]) -> str:
+def hosts(made: Federation) -> list[str]:
+    """The names in the server's certificate."""
+    return list(dict.fromkeys([made.host, "localhost", "127.0.0.1"]))
+
+
+def _write_node(made: Federation, number: int, part: Part | None) -> None:
+    from fedveil.deploy.credentials import make_node_key
+
+    home = made.node(number)
+    home.mkdir()
+    make_node_key(home)
+    shutil.copy(home / "key.pub", made.server / "nodes" / f"{number}.pub")
+    shutil.copy(made.server / "ca.crt", home / "ca.crt")
+    NodeLedger(home).create()
+    if part is not None:
+        np.savez(home / "data.npz", x=part.x, y=part.y)
+
+
+def _limits_from(config: Config | None) -> dict[str, Any]:
+    """The limits of a node: those of the config that its owner names, or cautious ones."""
+    found: dict[str, Any] = dict(CAUTIOUS)
+    if config is None:
+        return found
+    clips = [bound for defense in config.defense for bound in defense.clip_bounds()]
+    if clips:
+        found |= {"clip": max(clips), "clip_min": min(clips)}
+    steps = config.train.local_steps
+    found |= {"rounds": config.train.rounds, "defenses": sorted({d.name for d in config.defense})}
+    return found | ({"steps": steps} if steps else {})
+
+
+def _set_multiplier(made: Federation, config: Config, limits: Mapping[str, Any]) -> None:
+    """Raises or lowers the limit `multiplier` to the smallest z of this config at each node."""
+    from fedveil.deploy.node import smallest_multiplier
+
+    for number in range(made.nodes):
+        z = smallest_multiplier(made.node(number), config)
+        if z is not None:
+            path = made.node(number) / "node.toml"
+            text = path.read_text(encoding="utf-8")
+            line = f"multiplier = {limits['multiplier']!r}\n"
+            path.write_text(text.replace(line, f"multiplier = {math.floor(z * 1e4) / 1e4!r}\n"), encoding="utf-8")
+
+
+def _node_toml(number: int, made: Federation, classes: int, test: bool, limits: Mapping[str, Any]) -> str:
     given = "".join(f"{key} = {value!r}\n" for key, value in limits.items())
     return (
         f"client = {number}\n"
         f'data = "data.npz"      # arrays x and y; relative to this folder, or an absolute path\n'
         f"classes = {classes}           # in the whole federation\n"
         f'server = "{made.address}"\n'
-        f"port = {FIRST_NODE_PORT + number}            # used by the node's own processes, on loopback only\n"
+        f'app = "{digest()}"  # the app whose runs are accepted\n'
         f"test = {str(test).lower()}           # true: accept runs whose noise the server knows; never for private data\n\n"
         f"# No server can relax these limits; see docs/deployment.md.\n[limits]\n{given}"
-        "# defenses = ['fed-cdp']\n# clip = 4.0         # at most\n# noise = 6.0        # at least\n"
-        "# epsilon = 8.0      # budget for all rounds of all runs\n# delta = 1e-5\n# unit = 'example'\n"
+        + ("" if "delta" in limits else "delta = 1e-5\n")
+        + "unit = 'example'      # or 'client'\n"
     )
 
 
@@ -127,7 +265,7 @@ def _units(made: Federation) -> dict[str, str]:
             f"[Unit]\nDescription=Fedveil {what}\nAfter=network-online.target\nWants=network-online.target\n\n"
             f"[Service]\nExecStart=fedveil deploy {command}\nRestart=always\nRestartSec=10\n"
             "Environment=FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1\n"
-            "NoNewPrivileges=true\nProtectSystem=strict\nPrivateTmp=true\n"
+            "NoNewPrivileges=true\nProtectSystem=strict\nPrivateTmp=true\nUMask=0077\n"
             f"ReadWritePaths={made.folder}\n\n[Install]\nWantedBy=multi-user.target\n"
         )
 

@@ -1,77 +1,104 @@
-"""The Flower side of a deployed run: a `Transport` over Flower's grid, the client app and the server app.
-
-Both apps are thin. The client app unpacks a message, calls `node` and packs the reply; the server app hands the grid to
-`coordinator`. A node's folder comes from the node's own command line (`--node-config`), never from a message.
-"""
+"""The Flower side of a deployed run: a `Transport` over Flower's grid, and the server's app. Imports Flower."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
+import httpx
+from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
+from fedveil.deploy.files import Federation, Member, roster
 from fedveil.deploy.messages import BadMessage, Introduction, Payload, ReceivedReply, Reply, Request
+from fedveil.deploy.records import content, fields_of, payload_of
 
+SMALL = 1 << 20  # bytes of a reply without an update
+OBJECT = 64  # bytes that count for each object, so that a reply cannot consist of countless empty ones
+TRIES = 3  # attempts to read a reply
 SERVER_DOWNTIME = 60.0  # seconds for which an unreachable server is retried
-STYPE = "numpy.ndarray"  # Flower's name for arrays that are .npy files
-
-client_app = ClientApp()
-server_app = ServerApp()
-
-
-# --- the transport
 
 
 class FlowerTransport:
     """Reaches nodes through Flower's grid. Every wait has a limit; until then an unreachable server is retried."""
 
-    def __init__(self, grid: Grid) -> None:
-        self.grid = grid
+    def __init__(self, grid: Grid, federation: Federation) -> None:
+        self.grid, self.federation = grid, federation
 
-    def online(self) -> list[int]:
-        return sorted(_retry(self.grid.get_node_ids, time.monotonic() + SERVER_DOWNTIME))
+    def online(self) -> dict[int, Member]:
+        """The connected nodes of the roster. A node that is not in it does not count."""
+        members = roster(self.federation)
+        found = _retry(self.grid.get_node_ids, time.monotonic() + SERVER_DOWNTIME)
+        return {node: members[node] for node in sorted(found) if node in members}
 
     def introduce(self, nodes: list[int], timeout: float) -> dict[int, Introduction]:
-        messages = [partial(_message, RecordDict(), node, MessageType.QUERY, timeout) for node in nodes]
+        messages = {node: partial(_message, RecordDict(), node, MessageType.QUERY, timeout) for node in nodes}
         introductions = {}
-        for node, reply in self._exchange(messages, timeout).items():
-            with contextlib.suppress(BadMessage, KeyError, ValueError):
-                introductions[node] = Introduction.read(dict(reply.content.config_records["introduction"]))
+        for node, reply in self._exchange(messages, timeout, SMALL).items():
+            with contextlib.suppress(Exception):  # a node that introduces itself with nonsense is left out
+                introductions[node] = Introduction.read(fields_of(reply.content, "introduction"))
         return introductions
 
     def send(self, requests: Mapping[int, tuple[Request, Payload]], timeout: float) -> dict[int, ReceivedReply]:
-        messages = [
-            partial(_message, _request_record(request, payload), node, MessageType.TRAIN, timeout)
+        messages = {
+            node: partial(_message, content("request", request.as_dict(), payload), node, MessageType.TRAIN, timeout)
             for node, (request, payload) in requests.items()
-        ]
-        return {node: _received(reply) for node, reply in self._exchange(messages, timeout).items()}
+        }
+        largest = SMALL + max((2 * sum(map(len, payload.values())) for _, payload in requests.values()), default=0)
+        return {node: _received(reply) for node, reply in self._exchange(messages, timeout, largest).items()}
 
-    def _exchange(self, messages: Sequence[Callable[[], Message]], timeout: float) -> dict[int, Message]:
-        """The replies that arrive in time, by node.
+    def _exchange(
+        self, messages: Mapping[int, Callable[[], Message]], timeout: float, largest: int
+    ) -> dict[int, Message]:
+        """The replies of at most `largest` bytes that arrive in time, by node.
 
         A message whose sending failed is built and sent again. A node that receives it twice also accounts for it twice.
         """
-        until, waiting, replies = time.monotonic() + timeout, set[str](), dict[int, Message]()
-        for make in messages:
+        until, waiting, replies = time.monotonic() + timeout, dict[int, str](), dict[int, Message]()
+        for node, make in messages.items():
             with contextlib.suppress(Exception):  # not sent in time: counts as no reply
-                waiting |= set(_retry(partial(self._push, make), until))
+                (waiting[node],) = _retry(partial(self._push, make), until)
+        failed = Counter[int]()
         while waiting and time.monotonic() < until:
-            with contextlib.suppress(Exception):  # the server is unreachable: tried again in the next turn
-                for reply in self.grid.pull_messages(waiting):
-                    waiting.discard(reply.metadata.reply_to_message_id)
-                    replies[reply.metadata.src_node_id] = reply
+            # One message at a time: what one node sends cannot keep the replies of others from being read. A reply
+            # counts for the node that was asked, whatever sender it states.
+            for node, number in list(waiting.items()):
+                try:
+                    for reply in self._pull(number, largest):
+                        replies[node] = reply
+                        del waiting[node]
+                except Exception as error:  # the server is unreachable, or the reply cannot be read
+                    failed[node] += not isinstance(error, httpx.HTTPError)
+                    if failed[node] >= TRIES:
+                        waiting.pop(node, None)
             if waiting:
                 time.sleep(0.5)
         return replies
+
+    def _pull(self, number: str, largest: int) -> list[Message]:
+        """The reply to a message, if it has arrived. Its objects are counted while they are fetched."""
+        client: Any = self.grid._runtime_client  # type: ignore[attr-defined, unused-ignore]
+        fetch, left, lock = type(client).PullObject, [largest], threading.Lock()
+
+        def bounded(request: Any) -> Any:
+            found = fetch(client, request)
+            with lock:
+                left[0] -= len(found.object_content) + OBJECT
+                if left[0] < 0:
+                    raise ObjectPullError(request.object_id, f"the reply has more than {largest} bytes")
+            return found
+
+        client.PullObject = bounded
+        return list(self.grid.pull_messages([number]))[:1]
 
     def _push(self, make: Callable[[], Message]) -> list[str]:
         return list(self.grid.push_messages([make()]))
@@ -88,24 +115,11 @@ def _retry(call: Callable[[], Any], until: float) -> Any:
             time.sleep(1.0)
 
 
-# --- records
+# --- messages
 
 
-def to_record(payload: Payload) -> ArrayRecord:
-    """A payload as Flower's record. Types and shapes are inside the bytes, and are checked when these are unpacked."""
-    return ArrayRecord({name: Array("bytes", (len(data),), STYPE, data) for name, data in payload.items()})
-
-
-def from_record(record: ArrayRecord) -> Payload:
-    return {name: array.data for name, array in record.items()}
-
-
-def _request_record(request: Request, payload: Payload) -> RecordDict:
-    return RecordDict({"request": ConfigRecord(dict(request.as_dict())), "model": to_record(payload)})
-
-
-def _message(content: RecordDict, node: int, kind: str, timeout: float) -> Message:
-    return Message(content, dst_node_id=node, message_type=kind, ttl=timeout)
+def _message(record: RecordDict, node: int, kind: str, timeout: float) -> Message:
+    return Message(record, dst_node_id=node, message_type=kind, ttl=timeout)
 
 
 def _received(message: Message) -> ReceivedReply:
@@ -113,10 +127,10 @@ def _received(message: Message) -> ReceivedReply:
     if message.has_error():
         return ReceivedReply(None, {}, f"the node failed ({(message.error.reason or 'no reason given')[:300]})")
     try:
-        values = dict(message.content.config_records["reply"])
+        values = fields_of(message.content, "reply")
         reply = Reply.read({**values, "loss": float(_number(values.get("loss")))})
-        return ReceivedReply(reply, from_record(message.content.array_records["update"]))
-    except (BadMessage, KeyError, ValueError) as error:
+        return ReceivedReply(reply, payload_of(message.content))
+    except (BadMessage, KeyError, ValueError, TypeError, AttributeError) as error:
         return ReceivedReply(None, {}, f"unreadable: {error}")
 
 
@@ -124,58 +138,22 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-# --- the app of a node
+# --- the server's app
 
 
-def _home(context: Context) -> Path:
-    from fedveil.deploy.node import cached_compilations
-
-    home = Path(str(context.node_config["home"]))
-    cached_compilations(home)
-    return home
-
-
-@client_app.query()  # type: ignore[untyped-decorator, unused-ignore]
-def introduce(message: Message, context: Context) -> Message:
-    """Tells the server which client this node is."""
-    from fedveil.deploy import node
-
-    home = _home(context)
-    try:
-        introduction = ConfigRecord(dict(node.introduce(home).as_dict()))
-    except Exception:
-        raise RuntimeError(node.log_error(home)) from None  # Flower sends this text to the server
-    return Message(RecordDict({"introduction": introduction}), reply_to=message)
-
-
-@client_app.train()  # type: ignore[untyped-decorator, unused-ignore]
-def take_part(message: Message, context: Context) -> Message:
-    """Takes part in one round."""
-    from fedveil.deploy import node
-
-    request = Request.read(dict(message.content.config_records["request"]))
-    model = from_record(message.content.array_records["model"])
-    reply, update = node.handle(_home(context), request, model)
-    content = RecordDict({"reply": ConfigRecord(dict(reply.as_dict())), "update": to_record(update)})
-    return Message(content, reply_to=message)
-
-
-# --- the app of the server
-
-
-@server_app.main()  # type: ignore[untyped-decorator, unused-ignore]
-def main(grid: Grid, context: Context) -> None:
-    """One run. `fedveil deploy run` wrote its config and terms into the config of the app."""
+def conduct_run(grid: Grid, federation: Federation, given: Mapping[str, Any]) -> None:
+    """One run. `fedveil deploy run` sent its config and terms as values of the bundle's keys."""
     from fedveil.config import from_dict
     from fedveil.core.errors import FedveilError
     from fedveil.deploy.coordinator import Terms, conduct
     from fedveil.runs import RunFolder
 
-    given = context.run_config
     folder = RunFolder(Path(str(given["folder"])))
-    terms = Terms(float(given["quorum"]), float(given["timeout"]), float(given["wait"]), bool(given["test"]))
+    terms = Terms(
+        float(given["quorum"]), float(given["timeout"]), float(given["wait"]), bool(given["test"]), federation.records
+    )
     try:
-        conduct(from_dict(tomllib.loads(str(given["config"]))), FlowerTransport(grid), folder, terms)
+        conduct(from_dict(tomllib.loads(str(given["config"]))), FlowerTransport(grid, federation), folder, terms)
     except FedveilError as error:
         folder.write_info(status="failed", error=str(error))
         raise

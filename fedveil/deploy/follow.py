@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedveil.config import Config, load, resolve, to_toml
 from fedveil.core.errors import ConfigError, FedveilError, Interrupted, RunError
-from fedveil.deploy import commands
-from fedveil.deploy.coordinator import Terms, check_deployable
+from fedveil.deploy.coordinator import Terms
 from fedveil.deploy.files import Federation
-from fedveil.deploy.processes import flwr, listening, write_connection
+from fedveil.deploy.limits import check_deployable
+from fedveil.deploy.processes import listening
 from fedveil.runs import RunFolder
+
+if TYPE_CHECKING:
+    from fedveil.deploy.control import Control
 
 Row = dict[str, Any]
 GRACE = 15.0  # seconds between the end of a run in Flower and its result in the run folder
@@ -39,30 +42,34 @@ def run(
 ) -> dict[str, Any]:
     """Starts a run, or resumes the one in `folder` if `config` is None; returns its result."""
     config = checked(federation, load(folder.config) if config is None else config, test=terms.test)
-    if not listening(federation.port):
-        raise RunError(f"no server listens on port {federation.port}: start it with 'fedveil deploy server'")
-    write_connection(federation)
-    environment = commands.environment(federation.server)
+    if not listening(federation.control):
+        raise RunError(f"no server listens on port {federation.control}: start it with 'fedveil deploy server'")
+    from fedveil.deploy.control import Control
+
     with folder.locked():  # ends here: the server's process takes it next
         folder.write_info(status="submitted", error=None)
-    app = commands.write_app(folder.path / "app", to_toml(config), folder.path.resolve(), terms)
-    number = int(flwr(commands.submit(app), environment)["run-id"])
-    say(f"run {number} in {folder.path}")
-    try:
-        return _Follower(folder, number, environment, progress).wait()
-    except KeyboardInterrupt:
-        flwr(commands.stop(number), environment)
-        again = f"fedveil deploy run --federation {federation.folder} --resume {folder.path}"
-        raise Interrupted(f"stopped; resume with: {again}") from None
+    values: dict[str, str | float | bool] = {
+        "config": to_toml(config), "folder": str(folder.path.resolve()), "test": terms.test,
+        "quorum": float(terms.quorum), "timeout": float(terms.timeout), "wait": float(terms.wait),
+    }  # fmt: skip
+    with Control(federation.control, federation.server / "ca.crt") as control:
+        number = control.start(values)
+        say(f"run {number} in {folder.path}")
+        try:
+            return _Follower(folder, number, control, progress).wait()
+        except KeyboardInterrupt:
+            control.stop(number)
+            again = f"fedveil deploy run --federation {federation.folder} --resume {folder.path}"
+            raise Interrupted(f"stopped; resume with: {again}") from None
 
 
 class _Follower:
     """Follows a submitted run."""
 
     def __init__(
-        self, folder: RunFolder, number: int, environment: dict[str, str], progress: Callable[[Row], None] | None
+        self, folder: RunFolder, number: int, control: Control, progress: Callable[[Row], None] | None
     ) -> None:
-        self.folder, self.number, self.environment, self.progress = folder, number, environment, progress
+        self.folder, self.number, self.control, self.progress = folder, number, control, progress
         self.shown = 0
         self.over_since: float | None = None
 
@@ -91,10 +98,9 @@ class _Follower:
     def _check_alive(self) -> None:
         """Raises `RunError` for a run that was killed: it ended in Flower, but its folder has no result."""
         try:
-            runs = flwr(commands.list_runs(), self.environment)["runs"]
+            status = self.control.runs().get(self.number, "unknown")
         except FedveilError:  # an unreachable server may come back
             return
-        status = next((str(run["status"]) for run in runs if int(run["run-id"]) == self.number), "unknown")
         if not status.startswith("finished"):
             self.over_since = None
             return

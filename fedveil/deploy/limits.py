@@ -1,7 +1,8 @@
 """What the owner of a node allows: `node.toml`, checked before a request is computed.
 
-`node.toml` names the client, its data file and, in `[limits]`, the conditions that every request must meet. A server
-proposes a defence with its keys and rounds. It cannot relax a limit, because limits are read from this file alone.
+`node.toml` names the client, its data file, the digest of the app that may run and, in `[limits]`, the conditions that
+every request must meet. A server proposes a defence with its keys and rounds. It cannot relax a limit, because limits are
+read from this file alone. A node whose limits are incomplete takes part in nothing.
 """
 
 from __future__ import annotations
@@ -38,11 +39,16 @@ class Limits(_Table):
 
     defenses: list[str] | None = Field(None, min_length=1, description="accepted defences (default: all)")
     clip: float | None = Field(None, gt=0, description="largest accepted clip")
+    clip_min: float | None = Field(None, gt=0, description="smallest accepted clip")
     noise: float | None = Field(None, gt=0, description="smallest accepted noise, in units of the defence's key")
     multiplier: float | None = Field(
         None, gt=0, description="smallest accepted z: noise over sensitivity in what is sent"
     )
     steps: int | None = Field(None, ge=1, description="most local steps in a round")
+    rounds: int | None = Field(None, ge=1, description="most rounds in a run")
+    parameters: int = Field(20_000_000, ge=1, description="most parameters of a model")
+    seconds: float = Field(900.0, gt=0, description="most seconds for one round; the worker is ended after that")
+    memory: int = Field(16_384, ge=512, description="most memory of the worker, in MiB")
     epsilon: float | None = Field(None, gt=0, description="budget: ε of all rounds of all runs together")
     delta: float = Field(1e-5, gt=0, lt=1, description="δ of the budget")
     unit: Literal["example", "client"] = Field(
@@ -53,6 +59,11 @@ class Limits(_Table):
     )
     unaccounted: bool = Field(False, description="whether rounds without a certificate are accepted")
 
+    @property
+    def largest_message(self) -> int:
+        """Bytes of the largest message: a model of float64 numbers with room for names."""
+        return 8 * self.parameters + (1 << 20)
+
     @model_validator(mode="after")
     def _consistent(self) -> Limits:
         for name in self.defenses or ():
@@ -61,7 +72,17 @@ class Limits(_Table):
         if self.unaccounted and self.epsilon is not None:
             takes = "a budget cannot cover rounds without a certificate: leave one of the two out"
             raise ConfigError("limits.unaccounted", True, takes)
+        if self.clip is not None and self.clip_min is not None and self.clip_min > self.clip:
+            raise ConfigError("limits.clip_min", self.clip_min, f"is above limits.clip, which is {self.clip:g}")
         return self
+
+    @property
+    def missing(self) -> list[str]:
+        """The limits that a node needs and that are not set."""
+        needed = ["steps", "rounds"]
+        if not self.unaccounted:
+            needed += ["epsilon", "multiplier", "clip", "clip_min"]
+        return [name for name in needed if getattr(self, name) is None]
 
 
 class Node(_Table):
@@ -71,7 +92,7 @@ class Node(_Table):
     data: str = Field(description=".npz file with arrays x and y; relative to this folder or absolute")
     classes: int = Field(ge=2, description="number of classes in the federation")
     server: str | None = Field(None, description="host:port of the server")
-    port: int = Field(9300, ge=1, le=65535, description="port for the node's own processes, on loopback only")
+    app: str = Field("", description="digest of the app whose runs are accepted")
     test: bool = Field(
         False, description="whether runs are accepted whose noise the server knows, for comparison with simulation"
     )
@@ -93,6 +114,15 @@ def read_node(home: Path) -> Node:
         raise _line(error, path) from None
 
 
+def check_complete(node: Node) -> None:
+    """Raises `Refused` unless all limits are set that a node needs."""
+    if node.limits.missing:
+        raise Refused(
+            f"this node has no limits for {', '.join(node.limits.missing)}: set them in {FILE} below [limits], see "
+            "docs/deployment.md"
+        )
+
+
 def with_data(home: Path, data: Path) -> Node:
     """Changes the data file in a node's `node.toml`."""
     path = home / FILE
@@ -112,7 +142,46 @@ def _line(error: ValidationError, path: Path) -> ConfigError:
     return one_line(error, prefix=str(path))
 
 
-def check(limits: Limits, config: Config, defenses: Sequence[Defense], steps: int, use: Round | None, why: str) -> None:
+def check_deployable(config: Config, *, test: bool = False) -> None:
+    """Raises `ConfigError` for settings that have no meaning, or give no protection, on real machines."""
+    train = config.train
+    if train.noise_seed is not None and not test:
+        takes = "makes the draws known to everyone who has the config: leave it out to deploy, or use test mode"
+        raise ConfigError("train.noise_seed", train.noise_seed, takes)
+    for key in ("dropout", "late"):
+        if getattr(train, key):
+            takes = "simulates lost or late clients; real ones are lost by themselves: leave it out to deploy"
+            raise ConfigError(f"train.{key}", getattr(train, key), takes)
+    if train.stop is not None:
+        raise ConfigError("train.stop", train.stop, "is for simulations: a coordinator makes all rounds, leave it out")
+    if config.data.features != "raw":
+        takes = "raw in deployment: a node reads its file unchanged, so store the features in the nodes' files"
+        raise ConfigError("data.features", config.data.features, takes)
+    if train.sampling == "with-replacement":
+        raise ConfigError("train.sampling", train.sampling, "a node takes part once in a round: use fixed or poisson")
+    if train.secure_aggregation:
+        takes = (
+            "is not available in deployment: Flower's SecAgg+ derives its masks from 32-bit seeds, and its nodes disclose "
+            "what unmasks a single update (docs/deployment.md): use a defence that protects each update on its own"
+        )
+        raise ConfigError("train.secure_aggregation", True, takes)
+    for defense in config.defense:
+        refusal = defense.refuses_deployment()
+        if refusal is not None:
+            raise ConfigError(f"defense.{refusal.key}", refusal.value, refusal.takes)
+
+
+def check_size(limits: Limits, rounds: int, steps: int, parameters: int) -> None:
+    """Raises `Refused` if a request would cost more than this node gives to one round, before anything is computed."""
+    if limits.rounds is not None and rounds > limits.rounds:
+        raise Refused(f"this node accepts runs of at most {limits.rounds} rounds, requested: {rounds}")
+    if limits.steps is not None and steps > limits.steps:
+        raise Refused(f"this node makes at most {limits.steps} local steps in a round, requested: {steps}")
+    if parameters > limits.parameters:
+        raise Refused(f"this node accepts models of at most {limits.parameters} parameters, requested: {parameters}")
+
+
+def check(limits: Limits, defenses: Sequence[Defense], use: Round | None, why: str) -> None:
     """Raises `Refused` if a request violates a limit. `use` is its privacy cost; None if nothing is certified."""
     names = [d.name for d in defenses]
     if limits.defenses is not None and not set(names) <= set(limits.defenses):
@@ -121,12 +190,14 @@ def check(limits: Limits, config: Config, defenses: Sequence[Defense], steps: in
         clips = [bound for d in defenses for bound in d.clip_bounds()]
         if not clips or max(clips) > limits.clip:
             raise Refused(f"this node accepts a clip of at most {limits.clip:g}, requested: {_shown(clips, max)}")
+    if limits.clip_min is not None:
+        clips = [bound for d in defenses for bound in d.clip_bounds()]
+        if not clips or min(clips) < limits.clip_min:
+            raise Refused(f"this node accepts a clip of at least {limits.clip_min:g}, requested: {_shown(clips, min)}")
     if limits.noise is not None:
         noises = [level for d in defenses for level in d.noise_levels()]
         if not noises or min(noises) < limits.noise:
             raise Refused(f"this node accepts noise of at least {limits.noise:g}, requested: {_shown(noises, min)}")
-    if limits.steps is not None and steps > limits.steps:
-        raise Refused(f"this node makes at most {limits.steps} local steps in a round, requested: {steps}")
     if use is None:
         if not limits.unaccounted:
             raise Refused(f"this node requires a certificate, and there is none for this update: {why}")

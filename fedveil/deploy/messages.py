@@ -10,13 +10,16 @@ import hashlib
 import io
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import jax
 import numpy as np
 
 from fedveil.core.errors import FedveilError
 from fedveil.runs import named_leaves
+
+if TYPE_CHECKING:
+    from fedveil.deploy.files import Member
 
 Tree = Any
 Payload = Mapping[str, bytes]  # leaf path → contents of an .npy file
@@ -68,6 +71,7 @@ class Request(Fields):
     run: str
     round: int
     client: int
+    key: str  # fingerprint of the public key that the server knows for this client
     config: str  # the resolved config as TOML
     smallest: int  # size of the smallest client
     max_weight: float
@@ -106,8 +110,8 @@ class ReceivedReply:
 class Transport(Protocol):
     """Delivers messages: Flower's grid, or in tests a loop over nodes in memory."""
 
-    def online(self) -> list[int]:
-        """The ids of the nodes that can be reached now."""
+    def online(self) -> dict[int, Member]:
+        """The nodes that can be reached now, by id, with the client and the key that the roster has for them."""
 
     def introduce(self, nodes: list[int], timeout: float) -> dict[int, Introduction]:
         """The introductions of these nodes; a node that does not reply in time is left out."""

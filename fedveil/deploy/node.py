@@ -24,7 +24,7 @@ import numpy as np
 from fedveil.accounting import accounts, transcript
 from fedveil.accounting.accountants import Round
 from fedveil.accounting.accounts import realised
-from fedveil.config import Config, from_dict, resolve
+from fedveil.config import Config, from_dict, resolve, to_toml
 from fedveil.core import keys
 from fedveil.core.errors import ConfigError, DataError
 from fedveil.core.system import to_json
@@ -34,7 +34,9 @@ from fedveil.data.dataset import Dataset, Part, check_arrays, scale_of
 from fedveil.data.partition import Partition
 from fedveil.defenses.base import Defense
 from fedveil.deploy import limits as limiting
+from fedveil.deploy import refusals
 from fedveil.deploy.account import ADJACENT, Entry, NodeLedger, Use, now
+from fedveil.deploy.files import fingerprint
 from fedveil.deploy.limits import Node, Refused
 from fedveil.deploy.messages import BadMessage, Introduction, Payload, Reply, Request, pack, unpack
 from fedveil.federation import build_model, make_setting
@@ -48,12 +50,16 @@ from fedveil.simulation.inputs import ClientInputs, RoundContext, RoundInputs
 
 Tree = Any
 local_round = jax.jit(client_part.local_round, static_argnums=0)  # the audit runs this program, too
+MAX_PROGRAMS = 32  # compiled programs that a process keeps: every new config of a server adds one
+MAX_CONFIG = 1 << 16  # characters of a requested config
+MAX_WEIGHT = 1e6  # of a client, relative to the mean
+MAX_LOG = 1 << 20  # bytes of errors.log before a new one is begun
 
 
 def introduce(home: Path) -> Introduction:
     """What the server may know about this node."""
     node = limiting.read_node(home)
-    data = read_data(home, node)
+    data = _data_of(home, node)
     shape = ",".join(str(n) for n in data.x.shape[1:])
     return Introduction(node.client, len(data), shape, node.classes, str(data.x.dtype))
 
@@ -70,17 +76,34 @@ def read_data(home: Path, node: Node) -> Part:
     return data
 
 
+_loaded: dict[Path, tuple[object, Part]] = {}  # the examples that this process holds, with the state of their file
+
+
+def _data_of(home: Path, node: Node) -> Part:
+    """The node's examples, read again only if their file or the number of classes changed."""
+    path = home / Path(node.data).expanduser()
+    try:
+        found = path.stat()
+    except OSError:
+        return read_data(home, node)  # which says what is wrong
+    state = (found.st_mtime_ns, found.st_size, found.st_ino, node.classes)
+    if path not in _loaded or _loaded[path][0] != state:
+        _loaded.clear()
+        _loaded[path] = (state, read_data(home, node))
+    return _loaded[path][1]
+
+
 def handle(home: Path, request: Request, model: Payload) -> tuple[Reply, Payload]:
     """The reply to a request, and the update. A request that the limits or the budget forbid is refused with a reason.
 
-    The text of any other error stays on the node, because it may reveal data.
+    Refusals are counted for the owner. The text of any other error stays on the node, because it may reveal data.
     """
     update: Payload = {}
     loss, refused = math.nan, ""
     try:
         update, loss = _NodeRound(home, request).take_part(model)
     except Refused as error:
-        refused = str(error)
+        refused = refusals.note(home, str(error))
     except Exception:
         refused = log_error(home)
     return Reply(request.run, request.round, request.client, refused, loss), update
@@ -88,17 +111,28 @@ def handle(home: Path, request: Request, model: Payload) -> tuple[Reply, Payload
 
 def log_error(home: Path) -> str:
     """Writes the current exception into the node's folder; returns a text that is safe to send."""
-    with (home / "errors.log").open("a", encoding="utf-8") as file:
+    log = home / "errors.log"
+    if log.exists() and log.stat().st_size > MAX_LOG:
+        log.replace(home / "errors.log.1")
+    with log.open("a", encoding="utf-8") as file:
         file.write(f"{now()}\n{traceback.format_exc()}\n")
-    return "failed at the node: the reason is in its errors.log"
+    return refusals.note(home, "failed at the node: the reason is in its errors.log")
 
 
 def cached_compilations(home: Path) -> None:
-    """Caches compiled programs in the node's folder: a node's process lives for one message."""
+    """Caches compiled programs in the node's folder, so that a new process need not compile them again."""
     set_option: Callable[..., None] = jax.config.update
     set_option("jax_compilation_cache_dir", str(home / "compiled"))
     set_option("jax_persistent_cache_min_compile_time_secs", 0.0)
     set_option("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _forget_programs() -> None:
+    """Frees the compiled programs of this process when there are too many; those on disk stay."""
+    program: Any = local_round
+    if program._cache_size() >= MAX_PROGRAMS:
+        clear: Callable[[], None] = jax.clear_caches
+        clear()
 
 
 @dataclass(frozen=True)
@@ -114,13 +148,26 @@ class _Plan:
         return float(self.task.setting.lr_at(number))
 
 
+def smallest_multiplier(home: Path, config: Config) -> float | None:
+    """The smallest z of a config in its first and its last round at this node; None if nothing is certified."""
+    node, text, found = limiting.read_node(home), to_toml(config), list[float]()
+    limits, size = node.limits, len(_data_of(home, node))
+    for number in (0, (config.train.rounds or 1) - 1):
+        request = Request("", number, node.client, fingerprint(home / "key.pub"), text, size, 1.0, 1.0, -1)
+        made = _NodeRound(home, request)
+        use, _ = made._cost(made._checked(resolve(config)), limits.unit, limits.adjacency)
+        found += [] if use is None else [min(z for _, z in use.noise)]
+    return min(found) if len(found) == 2 else None
+
+
 class _NodeRound:
     """One round at one node."""
 
     def __init__(self, home: Path, request: Request) -> None:
         self.home, self.request, self.started = home, request, time.monotonic()
         self.node = limiting.read_node(home)
-        self.data = read_data(home, self.node)
+        limiting.check_complete(self.node)
+        self.data = _data_of(home, self.node)
 
     def take_part(self, model: Payload) -> tuple[Payload, float]:
         """The update and the loss. The ledger is written before anything is computed."""
@@ -143,10 +190,15 @@ class _NodeRound:
         request = self.request
         if request.client != self.node.client:
             raise Refused(f"this node is client {self.node.client}, not {request.client}")
+        if request.key != fingerprint(self.home / "key.pub"):
+            raise Refused("the server knows this client by another key than the one of this node")
+        if not (1 <= request.smallest <= len(self.data) and 0 < request.min_weight <= request.max_weight < MAX_WEIGHT):
+            raise Refused("the sizes and weights of the federation's clients that the request states cannot be true")
         if request.test and not self.node.test:
             raise Refused(f"test mode (noise that the server knows) is not allowed by this node's {limiting.FILE}")
         try:
-            config = resolve(_config(request.config))
+            config = resolve(_config(request.config, self.node.limits))
+            limiting.check_deployable(config, test=request.test)
             return self._checked(config)
         except ConfigError as error:  # its text is about the request alone
             raise Refused(str(error)) from None
@@ -158,11 +210,12 @@ class _NodeRound:
             raise Refused(f"there is no round {request.round} in a run of {train.rounds} rounds")
         batching = sampling.BatchSampling(train.batching, train.batch, train.local_steps, train.local_epochs)
         model = build_model(config, self.data.x.shape[1:], self.node.classes)
+        self._check_size(config, model)
         setting = make_setting(config, _as_client(0, len(self.data)), batching, model, len(self.data))
         # The node cannot verify the sizes of other clients. A wrong size changes the noise and the ledger alike.
         setting = replace(
             setting,
-            smallest=max(1, request.smallest),
+            smallest=request.smallest,
             max_weight=request.max_weight,
             min_weight=request.min_weight,
         )
@@ -172,6 +225,18 @@ class _NodeRound:
         scale, dtype = scale_of(self.data.x), config.speed.precision
         task = Task(model, setting, train.optimizer, defenses, scale, dtype, kernels=accelerated())
         return _Plan(config, task, batching, setting.local_steps)
+
+    def _check_size(self, config: Config, model: Any) -> None:
+        """Refuses a request that would cost more than this node gives to a round; allocates nothing."""
+        train, rows = config.train, len(self.data)
+        assert train.batch is not None and train.rounds is not None
+        steps = train.local_steps or 0
+        if train.local_epochs:
+            steps = max(steps, train.local_epochs * math.ceil(rows / train.batch))
+        if train.batch > rows:
+            raise Refused(f"this node has {rows} examples, requested: batches of {train.batch}")
+        shapes = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
+        limiting.check_size(self.node.limits, train.rounds, steps, sum(math.prod(a.shape) for a in shapes))
 
     def _received(self, planned: _Plan, model: Payload) -> Tree:
         shapes = jax.eval_shape(planned.task.model.init, jax.random.key(0))
@@ -187,7 +252,7 @@ class _NodeRound:
         limits = self.node.limits
         use, why = self._cost(planned, limits.unit, limits.adjacency)
         if not (request.test and use is None):
-            limiting.check(limits, planned.config, task.defenses, planned.steps, use, why)
+            limiting.check(limits, task.defenses, use, why)
         uses = {unit: {a: self._use(planned, unit, a) for a in ADJACENT} for unit in NODE_UNITS}
         return Entry(request.run, request.round, request.digest, uses, now())
 
@@ -273,6 +338,7 @@ class _NodeRound:
         sent = jax.tree.map(np.zeros_like, received)
         inputs = RoundInputs(sent, self.data.x, self.data.y, shared, context.round, lr)
         batches = jax.tree.map(lambda a: a[0], drawn)
+        _forget_programs()
         found = local_round(task, inputs, received, ClientInputs(self._id, 0, batches, state=state), context)
         return found.message, found.loss, found.state
 
@@ -295,11 +361,18 @@ def _reports_loss(task: Task) -> bool:
     return any(d.reads_losses and d.fills("select") for d in task.defenses)
 
 
-def _config(text: str) -> Config:
+def _config(text: str, limits: limiting.Limits) -> Config:
+    """The requested config. Its size, rounds and steps are checked before anything is derived from it."""
+    if len(text) > MAX_CONFIG:
+        raise Refused(f"a config of {len(text)} characters is too long: this node accepts {MAX_CONFIG}")
     try:
-        return from_dict(tomllib.loads(text))
+        config = from_dict(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError("config", text, f"is not TOML: {error}") from None
+        raise ConfigError("config", text[:50], f"is not TOML: {error}") from None
+    except RecursionError:
+        raise Refused("the config is nested too deeply") from None
+    limiting.check_size(limits, config.train.rounds or 0, config.train.local_steps or 0, 0)
+    return config
 
 
 def _as_client(number: int, size: int) -> Partition:

@@ -1,4 +1,4 @@
-"""Supervises Flower's processes: starts them, restarts those that end, and stops all of them together.
+"""Supervises the processes of a server or a node: starts them, restarts those that end, and stops all of them together.
 
 A process that ends is restarted after a delay that grows to ten seconds: after SIGKILL a node is refused for about a
 minute. Stopping the supervisor stops all its processes and their children.
@@ -8,26 +8,32 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from fedveil.core.errors import ConfigError, RunError
 from fedveil.deploy import commands
-from fedveil.deploy.files import Federation
+from fedveil.deploy.bundle import digest
+from fedveil.deploy.files import Federation, fingerprint, private, tighten
 from fedveil.deploy.limits import Node
+from fedveil.deploy.wire import SOCKET
+
+if TYPE_CHECKING:
+    from fedveil.deploy.control import Control
 
 MAX_DELAY = 10.0  # seconds before a restart
-REGISTER_AGAIN = 60.0  # seconds until a failed registration of a key is repeated
+REGISTER_EVERY = 5.0  # seconds between two comparisons of the roster
 SETTLED = 30.0  # seconds after which a process counts as running
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
@@ -46,6 +52,7 @@ class Supervised:
     delay: float = 1.0
     next: float = 0.0
     starts: int = field(default=0)
+    folder: Path | None = None  # the current folder of the process
 
     def keep_up(self, say: Callable[[str], None]) -> None:
         """Starts the process if it is not running and its delay is over."""
@@ -59,8 +66,8 @@ class Supervised:
             self.next = now + self.delay
             say(f"{self.name} ended with status {code}; restart in {self.delay:.0f} s (log: {self.log})")
         if now >= self.next and self.ready():
-            with self.log.open("ab") as log:
-                self.process = start(self.command, self.environment, log)
+            with private(), self.log.open("ab") as log:
+                self.process = start(self.command, self.environment, log, self.folder)
             self.started, self.starts = now, self.starts + 1
             say(f"{self.name} started, process {self.process.pid}")
 
@@ -69,12 +76,14 @@ class Supervised:
             end_group(self.process)
 
 
-def start(command: Sequence[str], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Starts a process in a new process group; it ends when this process does."""
+def start(
+    command: Sequence[str], environment: dict[str, str], log: IO[bytes], folder: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Starts a process in a new process group; it ends when this process does, and its files belong to this user alone."""
     try:
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            start_new_session=True, preexec_fn=_end_with(os.getpid()),
+            start_new_session=True, preexec_fn=_end_with(os.getpid()), umask=0o077, cwd=folder,
         )  # fmt: skip
     except FileNotFoundError:
         raise no_flower(command[0]) from None
@@ -143,78 +152,101 @@ def supervise(
 
 
 def serve(federation: Federation, say: Callable[[str], None]) -> None:
-    """Runs the server: the SuperLink, the process that starts its apps, and the registration of node keys."""
-    if listening(federation.port):
-        raise ConfigError(
-            "port", federation.port, "is in use: stop the other server, or change the port in federation.toml"
-        )
+    """Runs the server: the SuperLink on loopback, the gate to the outside, the executor, and the roster."""
+    if federation.app != digest():
+        takes = f"does not name the app of this version of Fedveil, which is {digest()}"
+        raise ConfigError("app", federation.app[:16], takes)
+    for what, port in (("port", federation.port), ("control", federation.control)):
+        if listening(port):
+            raise ConfigError(what, port, "is in use: stop the other server, or change the port in federation.toml")
     own = federation.server
-    write_connection(federation)
+    tighten(own)
     environment = commands.environment(own)
-    up = lambda: listening(federation.port)  # noqa: E731
+    up = lambda: listening(federation.control)  # noqa: E731
     supervised = [
         Supervised("superlink", commands.superlink(federation), environment, own / "superlink.log"),
-        Supervised("superexec", commands.superexec(federation), environment, own / "superexec.log", up),
+        Supervised("executor", commands.executor(federation), environment, own / "executor.log", up),
+        Supervised("gate", commands.gate(federation), environment, own / "gate.log", up),
     ]
-    supervise(supervised, say, _Registration(federation, environment, say).register_new)
+    supervise(supervised, say, _Registration(federation, say).update)
 
 
 class _Registration:
-    """Registers every key in `server/nodes/`, including keys that are added later; `N.id` holds the id of the node."""
+    """Makes the roster in Flower equal to the keys in `server/nodes/`; `N.id` holds the id of a node and its key.
 
-    def __init__(self, federation: Federation, environment: dict[str, str], say: Callable[[str], None]) -> None:
-        self.federation, self.environment, self.say = federation, environment, say
-        self.failed: dict[Path, float] = {}
+    A key that was dropped from the roster is registered again, and a node without a key in `server/nodes/` is removed.
+    """
 
-    def register_new(self) -> None:
-        for key in sorted((self.federation.server / "nodes").glob("*.pub")):
-            known = key.with_suffix(".id")
-            if known.exists() or time.monotonic() < self.failed.get(key, 0.0) or not listening(self.federation.port):
-                continue
+    def __init__(self, federation: Federation, say: Callable[[str], None]) -> None:
+        self.federation, self.say = federation, say
+        self.next, self.said = 0.0, ""
+
+    def update(self) -> None:
+        if time.monotonic() < self.next or not listening(self.federation.control):
+            return
+        self.next = time.monotonic() + REGISTER_EVERY
+        try:
+            from fedveil.deploy.control import Control
+
+            with Control(self.federation.control, self.federation.server / "ca.crt") as control:
+                self._update(control)
+        except RunError as error:
+            if str(error) != self.said:
+                self.say(f"the roster is not updated: {error}")
+            self.said = str(error)
+
+    def _update(self, control: Control) -> None:
+        from fedveil.deploy.credentials import public_bytes
+
+        registered = {key: node for node, (_, key) in control.nodes().items()}
+        wanted = set[bytes]()
+        for path in sorted((self.federation.server / "nodes").glob("*.pub")):
             try:
-                registered = flwr(commands.register(key), self.environment)
-            except RunError as error:
-                self.failed[key] = time.monotonic() + REGISTER_AGAIN
-                self.say(f"key {key.name} is not registered: {error}")
-                continue
-            known.write_text(f"{registered['node-id']}\n", encoding="utf-8")
-            self.say(f"key {key.name} registered as node {registered['node-id']}")
+                key = public_bytes(path)
+            except (OSError, ValueError) as error:
+                raise RunError(f"{path.name} is not a public key: {error}") from None
+            wanted.add(key)
+            if key not in registered:
+                free_dropped_keys(self.federation.server / "state.db")
+                registered[key] = control.register(path)
+                self.say(f"key {path.name} registered as node {registered[key]}")
+            text, known = f"{registered[key]} {fingerprint(path)}\n", path.with_suffix(".id")
+            if not known.exists() or known.read_text(encoding="utf-8") != text:
+                with private():
+                    known.write_text(text, encoding="utf-8")
+        for key, node in registered.items():
+            if key not in wanted:
+                control.unregister(node)
+                self.say(f"node {node} removed: its key is not in server/nodes")
+
+
+def free_dropped_keys(database: Path) -> None:
+    """Lets keys register again whose nodes were removed: Flower keeps the key of a removed node for ever."""
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True, timeout=10.0)) as found, found:
+            found.execute("UPDATE node SET public_key = NULL WHERE status = 'unregistered'")
+    except sqlite3.Error as error:
+        raise RunError(f"{database} cannot be changed: {error}") from None
 
 
 def run_node(home: Path, node: Node, server: str, say: Callable[[str], None]) -> None:
-    """Runs a node."""
-    for name in ("key", "ca.crt"):
+    """Runs a node: the worker, which holds the data, and the link, which talks to the server."""
+    for name in ("key", "key.pub", "ca.crt"):
         if not (home / name).is_file():
             raise ConfigError("NODE", str(home), f"holds no {name}: see 'fedveil deploy init'")
-    command = commands.supernode(home.resolve(), server, node.port)
-    supervise([Supervised("node", command, commands.environment(home.resolve()), home / "node.log")], say)
-
-
-# --- Flower's command line
-
-
-def write_connection(federation: Federation) -> None:
-    folder = federation.server / "flwr"
-    folder.mkdir(exist_ok=True)
-    (folder / "config.toml").write_text(commands.connection_toml(federation), encoding="utf-8")
-
-
-def flwr(command: Sequence[str], environment: dict[str, str], patience: float = 60.0) -> dict[str, Any]:
-    """The JSON that a `flwr` command prints; raises `RunError` with its message if it failed."""
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience)
-    except FileNotFoundError:
-        raise no_flower(command[0]) from None
-    except subprocess.TimeoutExpired:
-        raise RunError(f"'{' '.join(command[:3])}' did not finish in {patience:g} s: is the server running?") from None
-    try:
-        found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
-    except ValueError:
-        output = " ".join((done.stderr or done.stdout).split())[-300:]
-        raise RunError(f"'{' '.join(command[:3])}' failed: {output or f'status {done.returncode}'}") from None
-    if not found.get("success", False):
-        raise RunError(" ".join(str(found.get("error-message", "no reason given")).split())[:500])
-    return found
+    if node.app != digest():
+        takes = f"does not name the app of this version of Fedveil, which is {digest()}: no run would be accepted"
+        raise ConfigError("app", node.app[:16], takes)
+    if len(os.fsencode(str(home))) > 4000:
+        raise ConfigError("NODE", str(home)[:50], "is too long a path")
+    tighten(home)
+    environment = commands.environment(home)
+    socket_there = lambda: (home / SOCKET).exists()  # noqa: E731
+    supervised = [
+        Supervised("worker", commands.worker(home), environment, home / "worker.log", folder=home),
+        Supervised("link", commands.link(node, server), environment, home / "link.log", socket_there, folder=home),
+    ]
+    supervise(supervised, say)
 
 
 def no_flower(what: str) -> ConfigError:

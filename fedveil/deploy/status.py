@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedveil.core.errors import FedveilError
+from fedveil.core.errors import FedveilError, RunError
 from fedveil.core.taps import NODE_UNITS
-from fedveil.deploy import commands
+from fedveil.deploy import refusals
 from fedveil.deploy.account import ADJACENT, Entry, NodeLedger, total
-from fedveil.deploy.files import Federation
+from fedveil.deploy.files import Federation, roster
 from fedveil.deploy.limits import read_node
-from fedveil.deploy.processes import flwr, listening, write_connection
+from fedveil.deploy.processes import listening
 
 Row = dict[str, Any]
 FLOATING_POINT = "not certified against a server that exploits floating point"
@@ -22,7 +22,8 @@ FLOATING_POINT = "not certified against a server that exploits floating point"
 def of_node(home: Path) -> Row:
     """A node's ledger, read from its disk, for its owner."""
     node = read_node(home)
-    entries = NodeLedger(home).entries()
+    ledger = NodeLedger(home)
+    entries = ledger.entries()
     limits = node.limits
     rows = [_account(entries, unit, adjacency, limits.delta) for unit in NODE_UNITS for adjacency in ADJACENT]
     budget = None
@@ -32,9 +33,19 @@ def of_node(home: Path) -> Row:
         "client": node.client,
         "rounds": len(entries),
         "runs": len({entry.run for entry in entries}),
+        "digest": ledger.digests()[-1],
+        "refused": refusals.read(home),
         "accounts": rows,
         "budget": budget,
     }
+
+
+def check_contains(home: Path, digest: str) -> None:
+    """Raises `RunError` unless the node's ledger contains this digest, which the owner noted earlier."""
+    if digest not in NodeLedger(home).digests():
+        raise RunError(
+            f"the ledger of {home} does not contain {digest}: it is older than that note, or not the same ledger"
+        )
 
 
 def _account(entries: Sequence[Entry], unit: str, adjacency: str, delta: float) -> Row:
@@ -55,23 +66,23 @@ def _account(entries: Sequence[Entry], unit: str, adjacency: str, delta: float) 
 
 def of_federation(federation: Federation) -> Row:
     """The server, its nodes and runs; and the ledgers of nodes whose folders are on this machine."""
-    up = listening(federation.port)
+    up = listening(federation.control)
     found: Row = {"address": federation.address, "up": up, "nodes": [], "runs": []}
-    states: dict[str, str] = {}
+    states: dict[int, str] = {}
     if up:
-        write_connection(federation)
-        environment = commands.environment(federation.server)
-        nodes = flwr(commands.list_nodes(), environment)["nodes"]
-        states = {str(node["node-id"]): str(node["status"]) for node in nodes}
-        runs = flwr(commands.list_runs(), environment)["runs"]
-        found["runs"] = [{"run": str(run["run-id"]), "status": str(run["status"])} for run in runs]
+        from fedveil.deploy.control import Control
+
+        with Control(federation.control, federation.server / "ca.crt") as control:
+            states = {node: status for node, (status, _) in control.nodes().items()}
+            found["runs"] = [{"run": str(run), "status": status} for run, status in control.runs().items()]
+    ids = {member.client: node for node, member in roster(federation).items()}
+    found["refused"] = refusals.read(federation.server)
     for number in range(federation.nodes):
-        known = federation.server / "nodes" / f"{number}.id"
-        node = known.read_text(encoding="utf-8").strip() if known.exists() else None
+        node = ids.get(number)
         row: Row = {
             "client": number,
-            "node": node,
-            "status": states.get(node or "", "unknown" if not up else "offline"),
+            "node": None if node is None else str(node),
+            "status": "unknown" if not up else states.get(node or 0, "offline"),
         }
         home = federation.node(number)
         if home.is_dir():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 from fedveil.config import Config, resolve
 from fedveil.deploy import node
 from fedveil.deploy.account import NodeLedger
+from fedveil.deploy.files import Member
 from fedveil.deploy.messages import Introduction, Payload, ReceivedReply, Reply, Request
 from fedveil.federation import prepare
 
@@ -21,6 +24,15 @@ SMALL = {
     "train": {"rounds": 3, "per_round": 4, "sampling": "fixed", "local_steps": 2, "batch": 5},
     "defense": [{"name": "fed-cdp", "clip": 1.0, "noise": 1.0}],
 }
+
+# Limits of a node that takes part in everything that is certified.
+WIDE = "[limits]\nsteps = 1000\nrounds = 1000\nepsilon = 1e6\nmultiplier = 1e-9\nclip = 1e9\nclip_min = 1e-12\n"
+# Limits of a node that takes part in anything.
+UNACCOUNTED = "[limits]\nsteps = 1000\nrounds = 1000\nunaccounted = true\n"
+
+
+def key_of(client: int) -> str:
+    return hashlib.sha256(bytes([client]) * 40).hexdigest()[:32]
 
 
 def nodes_of(config: Config, below: Path, text: str = "") -> list[Path]:
@@ -32,8 +44,9 @@ def nodes_of(config: Config, below: Path, text: str = "") -> list[Path]:
         home.mkdir(parents=True)
         part = federation.dataset.train.take(federation.partition.client(c))
         np.savez(home / "data.npz", x=part.x, y=part.y)
+        (home / "key.pub").write_text(f"ecdsa-sha2-nistp384 {base64.b64encode(bytes([c]) * 40).decode()}\n")
         head = f'client = {c}\ndata = "data.npz"\nclasses = {federation.dataset.classes}\n'
-        (home / "node.toml").write_text(head + text)
+        (home / "node.toml").write_text(head + (text if "[limits]" in text else text + WIDE))
         NodeLedger(home).create()
         homes.append(home)
     return homes
@@ -48,8 +61,8 @@ class InMemory:
         self.homes, self.spoil = homes, spoil
         self.sent: list[tuple[Request, Payload]] = []
 
-    def online(self) -> list[int]:
-        return [100 + number for number in range(len(self.homes))]
+    def online(self) -> dict[int, Member]:
+        return {100 + number: Member(number, key_of(number)) for number in range(len(self.homes))}
 
     def introduce(self, nodes: list[int], timeout: float) -> dict[int, Introduction]:
         return {number: node.introduce(self.homes[number - 100]) for number in nodes}
@@ -74,8 +87,8 @@ class Puppets:
         self.answers: dict[tuple[int, int], Any] = {}  # (round, client) → what comes instead
         self.asked: list[tuple[int, int]] = []
 
-    def online(self) -> list[int]:
-        return sorted(self.there)
+    def online(self) -> dict[int, Member]:
+        return {number: Member(number, key_of(number)) for number in sorted(self.there)}
 
     def introduce(self, nodes: list[int], timeout: float) -> dict[int, Introduction]:
         return {number: Introduction(number, 60, "8,8,1", 10, "float32") for number in nodes}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -30,9 +31,9 @@ class Loopback:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.call("deploy", "init", str(folder), "--nodes", str(nodes), "--port", str(self.port), "--shards", str(config),
                   *options)  # fmt: skip
-        for number in range(nodes):  # several federations on one machine need distinct ports
-            text = self.home(number) / "node.toml"
-            text.write_text(text.read_text().replace(f"port = {9300 + number} ", f"port = {free_port()} "))
+        self.control = free_port()
+        text = folder / "federation.toml"
+        text.write_text(text.read_text().replace(f"control = {self.port + 1} ", f"control = {self.control} "))
 
     def home(self, number: int) -> Path:
         return self.folder / f"node-{number}"
@@ -64,6 +65,11 @@ class Loopback:
 
     def start_node(self, number: int) -> None:
         self.start(f"node-{number}", "deploy", "node", str(self.home(number)))
+
+    def process(self, name: str, part: str) -> int:
+        """The id of the process that a supervisor started last."""
+        found = re.findall(rf"{part} started, process (\d+)", (self.folder / f"{name}.out").read_text())
+        return int(found[-1])
 
     def environment(self) -> dict[str, str]:
         return {**os.environ, "JAX_PLATFORMS": "cpu"}

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from deploy_memory import SMALL, InMemory, Puppets, nodes_of, silent
+from deploy_memory import SMALL, UNACCOUNTED, InMemory, Puppets, key_of, nodes_of, silent
 
 from fedveil.accounting import accountants, accounts, ledger, transcript
 from fedveil.accounting.accountants import Round
@@ -47,7 +47,7 @@ def model_of(config: Config) -> Payload:
 def ask(home: Path, config: Config, round_: int = 0, run: str = "run") -> tuple[Reply, dict[str, np.ndarray]]:
     import io
 
-    request = Request(run, round_, 0, to_toml(config), 60, 1.0, 1.0, -1)
+    request = Request(run, round_, 0, key_of(0), to_toml(config), 60, 1.0, 1.0, -1)
     reply, parts = node.handle(home, request, model_of(config))
     return reply, {name: np.load(io.BytesIO(data)) for name, data in parts.items()}
 
@@ -112,7 +112,7 @@ def of_a_client_in_every_round(own: transcript.Transcript, delta: float) -> dict
 def test_run_folder_result_and_nodes_agree(tmp_path: Path, defense: list[dict[str, Any]]) -> None:
     config = config_of(train={"rounds": 2, "lr": 0.1, "lr_end": 0.05}, defense=defense)
     server_only = defense == [{"name": "fed-sdp"}]
-    homes = nodes_of(config, tmp_path, "[limits]\nunaccounted = true\n" if server_only else "")
+    homes = nodes_of(config, tmp_path, UNACCOUNTED if server_only else "")
     result = conduct(config, InMemory(homes), RunFolder.create(tmp_path / "run"), Terms())
     made = transcript_of(tmp_path / "run")
     assert made.rounds == 2 and (made.lost, made.dropped) == (0, 0)

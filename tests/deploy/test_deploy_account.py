@@ -92,6 +92,79 @@ def test_a_damaged_account_stops_the_node(ledger: NodeLedger, damage: str) -> No
         ledger.spend(entry(1), Limits())
 
 
+def rewritten(text: str, change: str) -> str:
+    """The file after an attack on its lines that keeps it readable."""
+    lines = text.splitlines(keepends=True)
+    return {
+        "lower": text.replace('"z": 2.0', '"z": 9.0', 1),
+        "swap": "".join([lines[0], lines[2], lines[1], *lines[3:]]),
+        "fewer": "".join([lines[0].replace('"entries": 3', '"entries": 2'), *lines[1:3]]),
+        "twice": "".join([lines[0], lines[1], lines[1], lines[1]]),
+        "older": "".join([lines[0].replace('"ledger": 3', '"ledger": 2'), *lines[1:]]),
+    }[change]
+
+
+@pytest.mark.parametrize("change", ["lower", "swap", "fewer", "twice", "older"])
+def test_no_line_can_be_changed_removed_or_moved(ledger: NodeLedger, change: str) -> None:
+    for number in range(3):
+        ledger.spend(entry(number), Limits())
+    text = ledger.path.read_text()
+    changed = rewritten(text, change)
+    assert changed != text
+    ledger.path.write_text(changed)
+    with pytest.raises(RunError, match=r"damaged|replaced by an older"):
+        ledger.spend(entry(3), Limits())
+
+
+def test_an_old_copy_of_the_account_is_noticed(ledger: NodeLedger) -> None:
+    ledger.spend(entry(0), Limits())
+    old, digest = ledger.path.read_text(), ledger.digests()[-1]
+    ledger.spend(entry(1), Limits())
+    assert digest in ledger.digests()  # a note of the owner stays valid while the ledger grows
+    newest = ledger.digests()[-1]
+    ledger.path.write_text(old)
+    with pytest.raises(RunError, match=f"replaced by an older or another copy .*{newest}"):
+        ledger.entries()
+    (ledger.path.parent / "ledger.last").unlink()
+    with pytest.raises(RunError, match=r"ledger.last beside it is missing"):
+        ledger.entries()
+    (ledger.path.parent / "ledger.last").write_text(digest + "\n")  # both were put back: the owner's note remains
+    assert newest not in ledger.digests()
+
+
+DAMAGED = [
+    "[]", "null", "3", '"x"', "[1, 2]", "{}", "NaN", '{"ledger": 3}', "[" * 100_000, "\x00", "{'a': 1}",
+    '{"run": 1, "round": "x", "config": 2, "uses": 3, "time": 4}',
+    '{"run": "a", "round": 1e400, "config": "c", "uses": {}, "time": ""}',
+]  # fmt: skip
+COSTS = [
+    {"z": -1.0}, {"z": 0.0}, {"z": "2"}, {"z": None}, {"z": float("nan")}, {"steps": 0}, {"steps": 1.5}, {"steps": True},
+    {"rate": 2.0}, {"rate": -0.1}, {"rate": "all"}, {"law": "cauchy"}, {"hidden": 3}, {"replace": "no"}, {"more": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", DAMAGED)
+def test_a_line_that_is_none_gives_one_sentence(ledger: NodeLedger, line: str) -> None:
+    ledger.spend(entry(0), Limits())
+    first = ledger.path.read_text().splitlines()[0]
+    for text in (f"{first}\n{line}\n", f"{line}\n"):
+        ledger.path.write_text(text)
+        with pytest.raises(RunError, match="damaged") as caught:
+            ledger.entries()
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_a_cost_that_no_round_has_is_damage(ledger: NodeLedger, cost: dict) -> None:
+    """Also in files of an older version, whose lines are not chained."""
+    spent = {"z": 2.0, "steps": 2, "rate": 0.1, "hidden": True, "law": "gaussian", "replace": False, **cost}
+    uses = {unit: {"zero-out": spent, "replace": None} for unit in ("example", "client")}
+    line = {"run": "a", "round": 0, "config": "c", "uses": uses, "time": ""}
+    ledger.path.write_text(json.dumps({"ledger": 2, "entries": 1}) + "\n" + json.dumps(line) + "\n")
+    with pytest.raises(RunError, match="damaged"):
+        ledger.entries()
+
+
 def test_a_missing_account_is_not_a_new_one(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="missing"):
         NodeLedger(tmp_path).spend(entry(), Limits())
@@ -103,7 +176,7 @@ def test_a_line_is_synced_and_renamed_into_place(ledger: NodeLedger, monkeypatch
     monkeypatch.setattr(os, "fsync", lambda handle: (steps.append("sync"), sync(handle))[1])
     monkeypatch.setattr(os, "replace", lambda a, b: (steps.append("rename"), rename(a, b))[1])
     ledger.spend(entry(), Limits())
-    assert steps == ["sync", "rename", "sync"]  # the content, the name, the folder
+    assert steps[:3] == ["sync", "rename", "sync"]  # the content, the name, the folder
 
 
 def test_a_crash_while_writing_leaves_the_old_account(ledger: NodeLedger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,66 +2,89 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import os
 import stat
 import tomllib
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedveil.cli.main import main
+from fedveil.config import from_dict
 from fedveil.deploy import commands
 from fedveil.deploy.account import ADJACENT, Entry, NodeLedger, Use, total
-from fedveil.deploy.coordinator import Terms
-from fedveil.deploy.files import Federation, init, read_federation
+from fedveil.deploy.bundle import bundle, digest
+from fedveil.deploy.files import Federation, Member, Plan, fingerprint, init, read_federation, roster
 from fedveil.deploy.limits import Limits, read_node
+from fedveil.deploy.node import smallest_multiplier
 
-FEDERATION = Federation(Path("/f"), "server.example", 9092, 3)
+FEDERATION = Federation(Path("/f"), "server.example", 9092, 3, control=9093)
 
 
 def value(arguments: list[str], option: str) -> str:
     return arguments[arguments.index(option) + 1]
 
 
-def test_security_is_always_on() -> None:
+def test_flower_listens_on_loopback_only_and_security_is_always_on() -> None:
     link = commands.superlink(FEDERATION)
     assert "--enable-supernode-auth" in link and "--insecure" not in link
-    assert value(link, "--ssl-keyfile") == "/f/server/server.key" and value(link, "--host") == "127.0.0.1"
+    assert value(link, "--ssl-keyfile") == "/f/server/server.key"
+    assert value(link, "--host") == "127.0.0.1" and value(link, "--port") == "9093"  # not the port of the gate
     assert value(link, "--isolation") == "process" and value(link, "--database") == "/f/server/state.db"
     assert "--disable-runtime-dependency-installation" in link
-    node = commands.supernode(Path("/n"), FEDERATION.address, 9301)
-    assert value(node, "--superlink") == "server.example:9092" and "--insecure" not in node
-    assert value(node, "--auth-supernode-private-key") == "/n/key" and value(node, "--node-config") == 'home="/n"'
-    assert "--allow-runtime-dependency-installation" not in node
+    assert value(commands.gate(FEDERATION), "-m") == "fedveil.deploy.gate"
 
 
-def test_nothing_calls_out() -> None:
-    made = commands.environment(Path("/n"), {"PATH": "/bin", "FLWR_TELEMETRY_ENABLED": "1"})
+def test_neither_nodes_nor_the_server_start_a_process_of_flower_that_executes_bundles(tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_text(f'client = 2\ndata = "d.npz"\nclasses = 10\napp = "{digest()}"\n')
+    node = read_node(tmp_path)
+    started = [commands.worker(tmp_path), commands.link(node, "h:1"), commands.executor(FEDERATION)]
+    assert [value(one, "-m") for one in started] == [f"fedveil.deploy.{n}" for n in ("worker", "link", "executor")]
+    assert value(started[1], "--server") == "h:1" and value(started[1], "--app") == digest()
+    assert not {"flower-supernode", "flower-superexec", "flwr-clientapp", "flwr-serverapp"} & {
+        word for one in started for word in one
+    }
+
+
+def test_nothing_calls_out_and_no_setting_opens_another_port() -> None:
+    given = {"PATH": "/bin", "FLWR_TELEMETRY_ENABLED": "1", "FLWR_INTERNAL_GRPC_CONTROL_API": "1"}
+    made = commands.environment(Path("/n"), given)
     assert made["FLWR_TELEMETRY_ENABLED"] == "0" and made["FLWR_DISABLE_UPDATE_CHECK"] == "1"
     assert made["FLWR_HOME"] == "/n/flwr" and made["PATH"].endswith(":/bin")
+    assert "FLWR_INTERNAL_GRPC_CONTROL_API" not in made
 
 
-def test_the_app_is_a_shell_with_the_config_in_it(tmp_path: Path) -> None:
-    text = '[data]\nname = "digits"\n# "quotes" and ε\n'
-    commands.write_app(tmp_path, text, Path("/runs/a"), Terms(quorum=0.75, test=True))
-    told = tomllib.loads((tmp_path / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    assert told["config"] == {
-        "config": text, "folder": "/runs/a", "quorum": 0.75, "timeout": 300.0, "wait": 120.0, "test": True,
-    }  # fmt: skip
-    assert told["components"] == {"serverapp": "fedveil_app.server:app", "clientapp": "fedveil_app.client:app"}
-    assert "app = flower.client_app" in (tmp_path / "fedveil_app" / "client.py").read_text()
+def test_the_bundle_holds_no_code_and_its_bytes_are_fixed() -> None:
+    with zipfile.ZipFile(io.BytesIO(bundle())) as archive:
+        assert archive.namelist() == ["pyproject.toml"]
+        told = tomllib.loads(archive.read("pyproject.toml").decode())["tool"]["flwr"]["app"]
+    assert set(told["config"]) == {"config", "folder", "quorum", "timeout", "wait", "test"}
+    # Nodes and servers pin this digest: it changes only together with the version in the bundle.
+    assert digest() == "b2aed90d2fa2710b35242a9e08d63ca3864a51940807cd1deae16043a9b86aa6"
 
 
 def test_a_federation_on_disk(tmp_path: Path) -> None:
     pytest.importorskip("cryptography", reason="comes with Flower: pip install 'fedveil[flower]'")
     made = Federation(tmp_path / "f", "localhost", 9500, 2)
-    init(made, None, test=False, limits={"epsilon": 3.0})
-    assert read_federation(made.folder) == made
+    before = os.umask(0o022)
+    try:
+        init(made, Plan(limits={"epsilon": 3.0}))
+    finally:
+        os.umask(before)
+    assert read_federation(made.folder) == replace(made, control=9501, app=digest())
+    for path in made.folder.rglob("*"):  # nobody else can read or enter anything
+        assert path.stat().st_mode & 0o077 == 0, path
     assert stat.S_IMODE((made.server / "server.key").stat().st_mode) == 0o600
     for number in range(2):
         node = read_node(made.node(number))
-        assert (node.client, node.test, node.limits) == (number, False, Limits(epsilon=3.0))
+        assert (node.client, node.test, node.app) == (number, False, digest())
+        assert node.limits == Limits(epsilon=3.0, multiplier=1.0, clip=10.0, clip_min=0.001, steps=100, rounds=1000)
+        assert node.limits.missing == []
         assert stat.S_IMODE((made.node(number) / "key").stat().st_mode) == 0o600
         assert NodeLedger(made.node(number)).entries() == []
         assert (made.node(number) / "key.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
@@ -98,7 +121,71 @@ def test_a_node_shows_its_account_and_its_command(tmp_path: Path, capsys: pytest
     assert replaced["epsilon"] > 1.5 * example["epsilon"] and "floating point" in example["reason"]
     assert client["epsilon"] is None and "without a certificate" in client["reason"]
     assert main(["deploy", "node", str(tmp_path), "--dry-run"]) == 0
-    assert capsys.readouterr().out.startswith("flower-supernode --superlink h:1 ")
+    assert "fedveil.deploy.link --server h:1 " in capsys.readouterr().out
+    assert told["digest"] == ledger.digests()[-1]
+    first = ledger.digests()[0]
+    assert main(["deploy", "status", str(tmp_path), "--expect", first]) == 0
+    assert main(["deploy", "status", str(tmp_path), "--expect", "0" * 32]) == 1
+    assert "does not contain 000" in capsys.readouterr().err
+    # It has neither a floor for the clip nor one for the noise.
+    assert main(["deploy", "node", str(tmp_path)]) == 1
+    assert "no limits for steps, rounds, multiplier, clip, clip_min" in capsys.readouterr().err
+
+
+def test_limits_come_from_the_config_that_the_owner_names(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="comes with Flower: pip install 'fedveil[flower]'")
+    config = from_dict(
+        {
+            "data": {"name": "digits", "clients": 2, "per_client": 60},
+            "model": {"name": "logistic"},
+            "train": {"rounds": 7, "per_round": 2, "local_steps": 3, "batch": 4},
+            "defense": [{"name": "fed-cdp", "clip": 2.0, "clip_end": 0.5, "noise": 3.0}],
+        }
+    )
+    made = Federation(tmp_path / "f", "localhost", 9500, 2)
+    init(made, Plan(config, shards=True))
+    limits = read_node(made.node(1)).limits
+    assert (limits.clip, limits.clip_min, limits.steps, limits.rounds) == (2.0, 0.5, 3, 7)
+    assert limits.defenses == ["fed-cdp"] and limits.epsilon == 8.0
+    z = smallest_multiplier(made.node(1), config)
+    assert z is not None and limits.multiplier == pytest.approx(z, rel=1e-3) and limits.multiplier <= z
+    assert read_federation(made.folder).records == 60
+
+
+def test_certificates_and_keys_are_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    credentials = pytest.importorskip(
+        "fedveil.deploy.credentials", reason="needs cryptography, which comes with Flower"
+    )
+    monkeypatch.setenv(credentials.PASSWORD, "correct horse")
+    monkeypatch.setattr("fedveil.cli.deploy._need_flower", lambda: None)
+    made = Federation(tmp_path / "f", "localhost", 9500, 1)
+    init(made, Plan())
+    assert b"ENCRYPTED" in (made.authority / "ca.key").read_bytes()
+    before = {name: (made.server / name).read_bytes() for name in ("server.crt", "server.key", "ca.crt")}
+    assert main(["deploy", "renew", str(made.folder)]) == 0
+    after = {name: (made.server / name).read_bytes() for name in before}
+    assert after["ca.crt"] == before["ca.crt"]  # nodes need nothing new
+    assert after["server.crt"] != before["server.crt"] and after["server.key"] != before["server.key"]
+    monkeypatch.setenv(credentials.PASSWORD, "wrong")
+    assert main(["deploy", "renew", str(made.folder)]) == 2
+    key = (made.node(0) / "key.pub").read_text()
+    assert main(["deploy", "renew", str(made.node(0))]) == 0
+    assert (made.node(0) / "key.pub").read_text() != key
+    assert stat.S_IMODE((made.node(0) / "key").stat().st_mode) == 0o600
+
+
+def test_the_roster_says_which_client_a_node_is(tmp_path: Path) -> None:
+    made = Federation(tmp_path, "localhost", 9500, 2)
+    nodes = made.server / "nodes"
+    nodes.mkdir(parents=True)
+    for number in range(4):
+        (nodes / f"{number}.pub").write_text(f"ecdsa-sha2-nistp384 {base64.b64encode(bytes([number]) * 40).decode()}\n")
+    key = [fingerprint(nodes / f"{number}.pub") for number in range(4)]
+    (nodes / "0.id").write_text(f"700 {key[0]}\n")
+    (nodes / "1.id").write_text(f"701 {key[3]}\n")  # registered with another key than the one in the roster
+    (nodes / "2.id").write_text(f"702 {key[2]}\n")  # there is no client 2 among two
+    (nodes / "3.id").write_text("nonsense\n")
+    assert roster(made) == {700: Member(0, key[0])}
 
 
 def test_a_folder_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

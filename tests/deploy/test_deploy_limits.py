@@ -9,14 +9,15 @@ import pytest
 from fedveil.accounting.accountants import Round
 from fedveil.config import from_dict
 from fedveil.core.errors import ConfigError
-from fedveil.deploy.limits import Limits, Refused, check, read_node, with_data
+from fedveil.deploy.limits import Limits, Refused, check, check_complete, check_size, read_node, with_data
 
 USE = Round(((1.0, 2.0),))
 
 
 def ask(limits: Limits, use: Round | None = USE, steps: int = 5, **defense: object) -> None:
     config = from_dict({"defense": [{"name": "fed-cdp", "clip": 4.0, "noise": 6.0, **defense}]})
-    check(limits, config, config.defense, steps, use, "open")
+    check_size(limits, 100, steps, 1000)
+    check(limits, config.defense, use, "open")
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,11 @@ def ask(limits: Limits, use: Round | None = USE, steps: int = 5, **defense: obje
         ({"noise": 6.0}, {"noise_end": 1.0}, "noise of at least 6"),
         ({"noise": 1.0}, {"noise": 0.0}, "noise of at least 1"),
         ({"multiplier": 2.1}, {}, "z of at least 2.1"),
+        ({"clip_min": 4.1}, {}, "clip of at least 4.1"),
+        ({"clip_min": 1.0}, {"clip_end": 0.5}, "clip of at least 1"),
         ({"steps": 4}, {}, "at most 4 local steps"),
+        ({"rounds": 99}, {}, "at most 99 rounds"),
+        ({"parameters": 999}, {}, "at most 999 parameters"),
         ({"defenses": ["fed-sdp"]}, {}, "accepts the defences fed-sdp, not fed-cdp"),
     ],
 )
@@ -38,13 +43,25 @@ def test_a_request_below_a_limit_is_refused(limits: dict, defense: dict, word: s
 
 
 def test_a_request_at_its_limits_is_taken() -> None:
-    ask(Limits(clip=4.0, noise=6.0, multiplier=2.0, steps=5, defenses=["fed-cdp"]))
+    ask(Limits(clip=4.0, clip_min=4.0, noise=6.0, multiplier=2.0, steps=5, rounds=100, defenses=["fed-cdp"]))
+
+
+def test_a_node_without_limits_takes_part_in_nothing(tmp_path: Path) -> None:
+    head = 'client = 1\ndata = "data.npz"\nclasses = 10\n'
+    for text, missing in (
+        ("", "steps, rounds, epsilon, multiplier, clip, clip_min"),
+        ("[limits]\nepsilon = 1.0\nmultiplier = 1.0\nsteps = 1\nrounds = 1\n", "clip, clip_min"),
+        ("[limits]\nunaccounted = true\n", "steps, rounds"),
+    ):
+        (tmp_path / "node.toml").write_text(head + text)
+        with pytest.raises(Refused, match=f"no limits for {missing}:"):
+            check_complete(read_node(tmp_path))
 
 
 def test_a_limit_that_a_defence_knows_nothing_of_is_not_met() -> None:
     config = from_dict({"defense": [{"name": "prune"}]})
     with pytest.raises(Refused, match="requested: none"):
-        check(Limits(noise=1.0, unaccounted=True), config, config.defense, 1, None, "open")
+        check(Limits(noise=1.0, unaccounted=True), config.defense, None, "open")
 
 
 def test_what_is_not_certified_needs_the_owners_word() -> None:
@@ -63,6 +80,7 @@ def test_a_node_file_with_a_slip_is_refused_in_one_line(tmp_path: Path) -> None:
         ("[limits]\nepsilon = -1.0\n", "epsilon"),
         ("[limits]\nepsilon = 1.0\nunaccounted = true\n", "leave one of the two out"),
         ("[limits]\ndefenses = ['fed-cpd']\n", "did you mean 'fed-cdp'"),
+        ("[limits]\nclip = 1.0\nclip_min = 2.0\n", "above limits.clip"),
         ("clint = 3\n", "unknown key"),
     ):
         (tmp_path / "node.toml").write_text(text + wrong)

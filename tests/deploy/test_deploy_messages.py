@@ -75,7 +75,7 @@ def test_only_an_answer_to_this_very_question_counts(answer: ReceivedReply | Non
 
 
 def test_fields_of_another_kind_are_refused() -> None:
-    request = Request("r", 0, 1, "", 5, 1.0, 1.0, -1)
+    request = Request("r", 0, 1, "k", "", 5, 1.0, 1.0, -1)
     assert Request.read(request.as_dict()) == request and not request.test
     for wrong in ({"round": "0"}, {"round": 0.0}, {"smallest": True}, {"more": 1}):
         with pytest.raises(BadMessage):

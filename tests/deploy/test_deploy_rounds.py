@@ -10,13 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from deploy_memory import SMALL, InMemory, Puppets, nodes_of, silent
+from deploy_memory import SMALL, UNACCOUNTED, WIDE, InMemory, Puppets, key_of, nodes_of, silent
 
 from fedveil.config import Config, from_dict, resolve, to_toml
 from fedveil.core.errors import ConfigError, RunError
 from fedveil.deploy import node
 from fedveil.deploy.account import NodeLedger
-from fedveil.deploy.coordinator import Terms, check_deployable, conduct
+from fedveil.deploy.coordinator import Terms, conduct
+from fedveil.deploy.limits import check_deployable
 from fedveil.deploy.messages import Payload, Reply, Request, pack
 from fedveil.federation import prepare
 from fedveil.runs import RunFolder, named_leaves
@@ -45,7 +46,7 @@ def test_test_mode_equals_the_simulator(tmp_path: Path) -> None:
         train={"rounds": 2, "per_round": 2, "weights": "size", "noise_seed": 3},
         defense=[{"name": "2dp-fl", "noise_factors": [1.0, 3.0]}],
     )
-    homes = nodes_of(config, tmp_path, "test = true\n")
+    homes = nodes_of(config, tmp_path, "test = true\n" + UNACCOUNTED)
     result = conduct(config, InMemory(homes), RunFolder.create(tmp_path / "run"), Terms(test=True))
     assert difference(tmp_path / "run", train(prepare(config)).params) < 1e-5
     assert result["ledger"] == [] and result["rounds_asked"] == 2
@@ -58,7 +59,7 @@ def test_test_mode_equals_the_simulator(tmp_path: Path) -> None:
 def test_test_mode_equals_the_simulator_for_every_kind_of_defence(tmp_path: Path, defense: str) -> None:
     """Server noise, averaged models, client state, layer importance with selection by losses."""
     config = config_of(defense=[{"name": defense}], train={"noise_seed": 3})
-    homes = nodes_of(config, tmp_path, "test = true\n")
+    homes = nodes_of(config, tmp_path, "test = true\n" + UNACCOUNTED)
     conduct(config, InMemory(homes), RunFolder.create(tmp_path / "run"), Terms(test=True))
     assert difference(tmp_path / "run", train(prepare(config)).params) < 1e-5
 
@@ -70,7 +71,7 @@ def test_a_node_writes_its_account_before_it_computes_and_draws_fresh_noise(
     (home,) = nodes_of(config, tmp_path)
     model = node.build_model(config, (8, 8, 1), 10)
     parts = pack(jax.device_get(model.init(jax.random.key(0))))
-    request = Request("run", 0, 0, to_toml(config), 60, 1.0, 1.0, -1)
+    request = Request("run", 0, 0, key_of(0), to_toml(config), 60, 1.0, 1.0, -1)
     sent = [node.handle(home, request, parts) for _ in range(2)]
     assert all(reply.refused == "" and np.isnan(reply.loss) for reply, _ in sent)
     assert sent[0][1] != sent[1][1]  # a repeated request gets fresh noise, and counts again
@@ -92,7 +93,7 @@ def test_a_node_writes_its_account_before_it_computes_and_draws_fresh_noise(
 
 def test_a_node_refuses_what_its_owner_does_not_allow(tmp_path: Path) -> None:
     config = resolve(config_of(data={"clients": 1}, train={"per_round": 1}))
-    (home,) = nodes_of(config, tmp_path, "[limits]\nnoise = 1.0\nepsilon = 0.01\n")
+    (home,) = nodes_of(config, tmp_path, WIDE.replace("epsilon = 1e6", "noise = 1.0\nepsilon = 0.01"))
     model = node.build_model(config, (8, 8, 1), 10)
     parts = pack(jax.device_get(model.init(jax.random.key(0))))
 
@@ -101,19 +102,19 @@ def test_a_node_refuses_what_its_owner_does_not_allow(tmp_path: Path) -> None:
         assert sent == {} and NodeLedger(home).entries() == []
         return reply.refused
 
-    good = Request("run", 0, 0, to_toml(config), 60, 1.0, 1.0, -1)
+    good = Request("run", 0, 0, key_of(0), to_toml(config), 60, 1.0, 1.0, -1)
     fewer = {"data": {"clients": 1}, "train": {"per_round": 1}}
     lower = to_toml(resolve(config_of(**fewer, defense=[{"name": "fed-cdp", "noise": 0.9}])))
     assert "over budget" in said(good)
-    assert "noise of at least 1" in said(Request("run", 0, 0, lower, 60, 1.0, 1.0, -1))
-    assert "test mode" in said(Request("run", 0, 0, good.config, 60, 1.0, 1.0, 7))
-    assert "client 0, not 1" in said(Request("run", 0, 1, good.config, 60, 1.0, 1.0, -1))
-    assert "no round 99" in said(Request("run", 99, 0, good.config, 60, 1.0, 1.0, -1))
-    assert "is not TOML" in said(Request("run", 0, 0, "[", 60, 1.0, 1.0, -1))
-    assert "did you mean" in said(Request("run", 0, 0, '[[defense]]\nname = "fed-cpd"', 60, 1.0, 1.0, -1))
+    assert "noise of at least 1" in said(Request("run", 0, 0, key_of(0), lower, 60, 1.0, 1.0, -1))
+    assert "test mode" in said(Request("run", 0, 0, key_of(0), good.config, 60, 1.0, 1.0, 7))
+    assert "client 0, not 1" in said(Request("run", 0, 1, key_of(0), good.config, 60, 1.0, 1.0, -1))
+    assert "no round 99" in said(Request("run", 99, 0, key_of(0), good.config, 60, 1.0, 1.0, -1))
+    assert "is not TOML" in said(Request("run", 0, 0, key_of(0), "[", 60, 1.0, 1.0, -1))
+    assert "did you mean" in said(Request("run", 0, 0, key_of(0), '[[defense]]\nname = "fed-cpd"', 60, 1.0, 1.0, -1))
     leaky = to_toml(resolve(config_of(**fewer, defense=[{"name": "dpfl", "allocation": "even"}])))
-    (home / "node.toml").write_text((home / "node.toml").read_text().split("[limits]")[0])
-    assert "loss is sent to the server" in said(Request("run", 0, 0, leaky, 60, 1.0, 1.0, -1))
+    (home / "node.toml").write_text((home / "node.toml").read_text().split("[limits]")[0] + WIDE)
+    assert "loss is sent to the server" in said(Request("run", 0, 0, key_of(0), leaky, 60, 1.0, 1.0, -1))
     assert "wrong shape" in said(good, dict(list(parts.items())[1:]))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -30,7 +29,7 @@ name = "mlp"
 hidden = [8]
 
 [train]
-rounds = 4
+rounds = 8
 per_round = 4
 sampling = "fixed"
 local_steps = 2
@@ -49,7 +48,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedveil[flower]'")
     folder = tmp_path_factory.mktemp("faults")
     (folder / "config.toml").write_text(CONFIG)
-    with Loopback(folder / "federation", folder / "config.toml") as made:
+    with Loopback(folder / "federation", folder / "config.toml", "--epsilon", "100") as made:
         yield made
 
 
@@ -60,17 +59,12 @@ def everybody_is_back(request: pytest.FixtureRequest) -> None:
     made.until(lambda: made.online() == made.nodes, 150)
 
 
-def last_process(made: Loopback, name: str, part: str) -> int:
-    """The id of the process that a supervisor started last."""
-    found = re.findall(rf"{part} started, process (\d+)", (made.folder / f"{name}.out").read_text())
-    return int(found[-1])
-
-
 def kill_hard(made: Loopback, number: int) -> None:
-    """A machine that fails: kills the supervisor and all of Flower's processes at once."""
-    group = last_process(made, f"node-{number}", "node")
+    """A machine that fails: kills the supervisor and all processes of a node at once."""
+    groups = [made.process(f"node-{number}", part) for part in ("worker", "link")]
     made.processes[f"node-{number}"].kill()
-    os.killpg(group, signal.SIGKILL)
+    for group in groups:
+        os.killpg(group, signal.SIGKILL)
     made.processes[f"node-{number}"].wait(10)
 
 
@@ -91,10 +85,10 @@ def answered(folder: Path, number: int) -> int:
 def test_an_undisturbed_run_has_accounts_on_both_sides(federation: Loopback, tmp_path: Path) -> None:
     code, result, said = federation.run("--out", str(tmp_path / "run"))
     assert code == 0, said
-    assert result["rounds"] == result["rounds_asked"] == 4 and result["clients_lost"] == 0
+    assert result["rounds"] == result["rounds_asked"] == 8 and result["clients_lost"] == 0
     assert any(row["certified"] and row["tap"] == "server" for row in result["ledger"])
     for number in range(4):
-        assert counted(federation, run_name(tmp_path / "run"), number) == 4
+        assert counted(federation, run_name(tmp_path / "run"), number) == 8
         told = json.loads(federation.call("deploy", "status", str(federation.home(number)), "--json").stdout)
         assert told["accounts"][0]["epsilon"] > 0
 
@@ -102,7 +96,7 @@ def test_an_undisturbed_run_has_accounts_on_both_sides(federation: Loopback, tmp
 def test_a_node_over_its_budget_is_left_out_and_sends_nothing(federation: Loopback, tmp_path: Path) -> None:
     toml = federation.home(3) / "node.toml"
     before, spent = toml.read_text(), len(federation.entries(3))
-    toml.write_text(before.replace("[limits]\n", "[limits]\nepsilon = 0.001\n"))
+    toml.write_text(before.replace("epsilon = 100.0", "epsilon = 0.001"))
     try:
         code, result, said = federation.run("--out", str(tmp_path / "run"), "-s", "train.rounds=2")
     finally:
@@ -133,7 +127,7 @@ def test_the_server_killed_in_a_round(federation: Loopback, tmp_path: Path) -> N
     folder = tmp_path / "run"
     run = federation.begin("--out", str(folder), "--timeout", "60", "-s", "train.rounds=5")
     federation.until(lambda: federation.rounds_done(folder) >= 1, 120)
-    os.kill(last_process(federation, "server", "superlink"), signal.SIGKILL)
+    os.kill(federation.process("server", "superlink"), signal.SIGKILL)
     code = run.wait(400)
     if code != 0:  # or it stops with a hint how to resume, which works
         assert f"--resume {folder}" in (federation.folder / "run.out").read_text()
@@ -152,7 +146,7 @@ def test_all_of_the_server_killed_and_the_run_resumed(federation: Loopback, tmp_
     run = federation.begin("--out", str(folder), "--timeout", "60")
     federation.until(lambda: federation.rounds_done(folder) >= 1, 120)
     server_app = app_processes(federation)
-    groups = [last_process(federation, "server", part) for part in ("superlink", "superexec")]
+    groups = [federation.process("server", part) for part in ("superlink", "executor", "gate")]
     federation.processes["server"].kill()
     run.kill()
     for group in groups:
@@ -166,17 +160,20 @@ def test_all_of_the_server_killed_and_the_run_resumed(federation: Loopback, tmp_
     federation.until(lambda: federation.online() == 4, 150)
     code, result, said = federation.run("--resume", str(folder), "--timeout", "60", patience=400)
     assert code == 0, said
-    assert result["rounds"] == 4 and result["rounds_asked"] >= 4 and done < 4
+    assert result["rounds"] == 8 and result["rounds_asked"] >= 8 and done < 8
     for number in range(4):
         assert counted(federation, run_name(folder), number) >= answered(folder, number)
 
 
 def app_processes(made: Loopback) -> list[int]:
-    """Flower's processes that run the app of this federation's server."""
+    """Flower's processes that run the server's side of runs."""
     home, found = f"FLWR_HOME={made.folder.resolve()}/server".encode(), []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if b"flwr-serverapp" in (process / "cmdline").read_bytes() and home in (process / "environ").read_bytes():
+            if (
+                b"fedveil.deploy.serverapp" in (process / "cmdline").read_bytes()
+                and home in (process / "environ").read_bytes()
+            ):
                 found.append(int(process.name))
     return found
 
