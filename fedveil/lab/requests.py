@@ -48,7 +48,7 @@ class LabRequest(BaseModel):
 def _within_reach(defense: Document) -> Document:
     for key, value in defense.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if number and value != 0 and not 1 / EXTREME <= abs(value) <= EXTREME:
+        if number and value != 0 and key != "delta" and not 1 / EXTREME <= abs(value) <= EXTREME:
             raise ConfigError(f"defense.{key}", value, f"takes 0, or a number from {1 / EXTREME:g} to {EXTREME:g}")
     return defense
 

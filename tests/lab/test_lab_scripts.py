@@ -71,7 +71,7 @@ def test_every_default_of_the_forms_is_the_config_s() -> None:
         keys = {field["key"]: field for field in offered[name]["keys"]}
         fields = {field.name: field.default for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
         assert {key: field["default"] for key, field in keys.items()} == {k: fields[k] for k in keys}
-        assert set(fields) - set(keys) <= {"layers"}  # a list: on the command line only
+        assert set(fields) - set(keys) <= {"layers", "noise_factors"}  # lists: on the command line only
         from_dict({"defense": {"name": name, **{k: v for k, v in fields.items() if k in keys and v is not None}}})
     assert offered["fed-cdp"]["keys"][0]["key"] == "noise" and offered["fed-cdp"]["keys"][0]["ge"] == 0
 

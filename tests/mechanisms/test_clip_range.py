@@ -16,6 +16,8 @@ from fedveil.defenses.fed_sdp import FedSDP
 from fedveil.kernels import clipping, gpu, pallas
 from fedveil.mechanisms import clip
 
+pytestmark = pytest.mark.codegen
+
 BOUNDS = [1e-45, 1e-40, 2e-38, 1e-30, 1e-23, 1e-22, 1e-19, 1e-10, 1e-3, 0.7, 1.0, 50.0, 1e10, 1e19, 1e30]
 FAR = [1e-320, 1e-305, 1e-260, 1e-220, 1e-190, 1e-180, 1e-170, 1e-165, 1e200, 1e300]
 CASES = 400
