@@ -442,7 +442,7 @@ def test_a_second_writer_is_refused_with_the_first_ones_id(whole, environment, t
 def test_second_reports_and_reproductions_are_refused(ended, tmp_path, fedveil_cli):
     run = tmp_path / "run"
     shutil.copytree(ended, run)
-    with files.locked(run, LOCK):
+    with files.locked(run, LOCK.format("report.html")):
         one_sentence(fedveil_cli("report", run, cwd=tmp_path), f"is in use by process {os.getpid()}")
     with files.locked(run):  # a run in progress can be reported on
         assert fedveil_cli("report", run, cwd=tmp_path).code == 0
