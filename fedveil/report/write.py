@@ -12,7 +12,7 @@ from fedveil.core.errors import ConfigError, RunError
 from fedveil.core.files import SHARED, clear_leftovers, locked, write_text
 
 Folder = str | Path
-LOCK = ".report.lock"  # not the run's own: a report on a running training is welcome
+LOCK = ".{}.lock"  # of a page, not of its run: a report on a running training is welcome
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _write(
     drawn = figures(runs)
     made: dict[str, list[str]] = {form: [] for form in (*charts, "tables")}
     try:
-        with locked(target.parent, LOCK):
+        with locked(target.parent, LOCK.format(target.name)):
             clear_leftovers(target)
             write_text(target, page(runs, drawn), SHARED)
             for form, folder in charts.items():
