@@ -103,13 +103,13 @@ class _Fetch:
         import pooch  # here: only a download pays for the import
 
         pooch.get_logger().setLevel("WARNING")  # `log` tells what happens
-        known = f"{file.algorithm}:{file.digest}"
+        known = f"sha256:{file.sha256}"
         try:
             path = pooch.retrieve(file.name, known, fname=file.name, path=self.folder, downloader=download)
         except ValueError as error:  # pooch's error for a wrong digest
-            raise SourceFailed(f"{file.name} came damaged, {file.algorithm} is not {file.digest}") from error
+            raise SourceFailed(f"{file.name} came damaged, sha256 is not {file.sha256}") from error
         self.done[file.name] = self.folder / Path(path).name
-        self.log(f"{self.info.name}: {self.done[file.name]} ({file.size:,} bytes, {file.algorithm} right)")
+        self.log(f"{self.info.name}: {self.done[file.name]} ({file.size:,} bytes, sha256 right)")
 
     def _failed(self, failures: list[str]) -> DataError:
         name, lacking = self.info.name, self.lacking

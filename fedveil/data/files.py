@@ -6,7 +6,6 @@ against its known digest before use. `fetch.py` downloads what is missing.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import zlib
 from collections.abc import Iterator
@@ -108,7 +107,7 @@ def remedy(info: DatasetInfo, file: FileInfo, folders: list[Path]) -> str:
         return f"run 'fedveil data get {info.name}'"
     # No registry and no publisher has these files in the form used here.
     own = ", ".join(str(folder) for folder in folders if folder not in SYSTEM_FOLDERS)
-    return f"put {file.name} ({file.holds}; {file.algorithm} {file.digest}) into one of: {own}"
+    return f"put {file.name} ({file.holds}; sha256 {file.sha256}) into one of: {own}"
 
 
 def _candidates(info: DatasetInfo, file: FileInfo, folders: list[Path]) -> Iterator[Path]:
@@ -140,13 +139,4 @@ def _examine(path: Path, file: FileInfo) -> _Copy:
             content = gunzipped(opened, file.size) if path.suffix == ".gz" else opened.read(file.size + 1)
     except (OSError, EOFError, zlib.error) as error:
         return _Copy(path, b"", f"cannot be read: {reason(error)}")
-    return _Copy(path, content, _fault(file, content))
-
-
-def _fault(file: FileInfo, content: bytes) -> str:
-    if len(content) < file.size:
-        return f"cut short: {len(content)} bytes instead of {file.size}"
-    if len(content) > file.size:
-        return f"more than {file.size} bytes"
-    got = hashlib.new(file.algorithm, content).hexdigest()
-    return "" if got == file.digest else f"{file.algorithm} {got} instead of {file.digest}"
+    return _Copy(path, content, file.fault(content))

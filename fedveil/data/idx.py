@@ -25,9 +25,9 @@ FILES = (  # and their sizes
 
 
 def idx_dataset(
-    name: str, summary: str, class_names: tuple[str, ...], digests: Sequence[str], **more: Any
+    name: str, summary: str, class_names: tuple[str, ...], digests: Sequence[tuple[str, str]], **more: Any
 ) -> DatasetInfo:
-    """A dataset in MNIST's layout, from the MD5 digests of its files; its training is that of the Fed-CDP paper."""
+    """A dataset in MNIST's layout, from the digests of its files; its training is that of the Fed-CDP paper."""
     return DatasetInfo(
         name=name,
         summary=summary,
@@ -43,7 +43,7 @@ def idx_dataset(
         batch=5,
         lr=0.05,
         train_sizes=(("fed-cdp", 50_000), ("cpl", 60_000), ("dpfl", 50_000)),
-        files=tuple(FileInfo(*file, "md5", digest) for file, digest in zip(FILES, digests, strict=True)),
+        files=tuple(FileInfo(*file, *known) for file, known in zip(FILES, digests, strict=True)),
         **more,
     )
 

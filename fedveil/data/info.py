@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileInfo:
-    """One file of a dataset. Size and digest are those of the uncompressed content."""
+    """One file of a dataset. Size and digests are those of the uncompressed content."""
 
     name: str
     size: int  # bytes
-    algorithm: Literal["md5", "sha256"]
-    digest: str
+    sha256: str
+    md5: str = ""  # the publisher's own digest, where there is one
     holds: str = ""  # description of the content, for files that have no source
+
+    def fault(self, content: bytes) -> str:
+        """How a content differs from this file; empty if it does not."""
+        if len(content) < self.size:
+            return f"cut short: {len(content)} bytes instead of {self.size}"
+        for algorithm, known in (("sha256", self.sha256), ("md5", self.md5)):
+            got = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest() if known else ""
+            if got != known:
+                return f"{algorithm} {got} instead of {known}"
+        return ""
 
 
 # A downloader as pooch calls it: (name of the file, path to write, None).

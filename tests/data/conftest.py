@@ -15,7 +15,7 @@ CONTENT = {"a.bin": b"alpha" * 100, "b.bin": b"beta" * 100}
 
 
 def describe(name, content):
-    return FileInfo(name, len(content), "md5", hashlib.md5(content).hexdigest(), "what it holds")
+    return FileInfo(name, len(content), hashlib.sha256(content).hexdigest(), holds="what it holds")
 
 
 def no_loader(request):

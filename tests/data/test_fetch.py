@@ -91,7 +91,7 @@ def test_the_next_source_is_tried(tmp_path, from_sources, everything_in):
     assert sum("did not help" in line for line in lines) == 4  # this machine's folders, and three sources
 
 
-@pytest.mark.parametrize(("error", "words"), [(None, "md5 is not"), (ValueError("no JSON"), "no JSON")])
+@pytest.mark.parametrize(("error", "words"), [(None, "sha256 is not"), (ValueError("no JSON"), "no JSON")])
 def test_all_sources_fail(tmp_path, from_sources, one_line, everything_in, error, words):
     def opened(work):
         def content(name):

@@ -44,7 +44,7 @@ def test_missing(tmp_path, tiny, one_line):
     assert "run 'fedveil data get tiny'" in one_line(caught) and str(tmp_path) in one_line(caught)
 
 
-@pytest.mark.parametrize(("content", "words"), [(b"ALPHA" * 100, "md5"), (A[:7], "cut short: 7 bytes")])
+@pytest.mark.parametrize(("content", "words"), [(b"ALPHA" * 100, "sha256"), (A[:7], "cut short: 7 bytes")])
 def test_damaged(tmp_path, tiny, place, one_line, content, words):
     place(tmp_path / "tiny", a_bin=content, b_bin=B)
     with pytest.raises(DataError, match=words) as caught:
@@ -77,4 +77,4 @@ def test_a_missing_file_that_has_no_source_is_described(tmp_path, tiny, one_line
     file = DATASETS[name].files[0]
     with pytest.raises(DataError, match="is not here; put ") as caught:
         files.read(DATASETS[name], file.name, str(tmp_path))
-    assert file.holds in one_line(caught) and file.digest in one_line(caught)
+    assert file.holds in one_line(caught) and file.sha256 in one_line(caught)

@@ -132,8 +132,18 @@ DATASET = DatasetInfo(
     lr=0.1,
     train_sizes=(("fed-cdp", 36_631), ("cpl", 36_631), ("dpfl", 36_631)),
     files=(
-        FileInfo("adult.data", 3_974_305, "md5", "5d7c39d7b8804f071cdd1f2a7c460872"),
-        FileInfo("adult.test", 2_003_153, "md5", "35238206dfdf7f1fe215bbb874adecdc"),
+        FileInfo(
+            "adult.data",
+            3_974_305,
+            "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+            "5d7c39d7b8804f071cdd1f2a7c460872",
+        ),
+        FileInfo(
+            "adult.test",
+            2_003_153,
+            "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+            "35238206dfdf7f1fe215bbb874adecdc",
+        ),
     ),
     folders=("adult", ""),
     sources=(

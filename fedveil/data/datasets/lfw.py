@@ -78,16 +78,14 @@ DATASET = DatasetInfo(
         FileInfo(
             "lfw_32.npz",
             11_120_813,
-            "sha256",
             "49fd3378e0842a5cb71082c8641bed268f3011b921bea143185a46169b697bb1",
-            "the 106 people with 14 images or more: images [3735, 32, 32, 3] uint8, labels, names",
+            holds="the 106 people with 14 images or more: images [3735, 32, 32, 3] uint8, labels, names",
         ),
         FileInfo(
             "lfw_128.npz",
             4_404_970,
-            "sha256",
             "ece5ac9052e5f624d190f165fee7a13900eb499ce78f7eab8bf86a25d6fb1f63",
-            "one image of each of the 106 people: images [106, 128, 128, 3] uint8, labels, names",
+            holds="one image of each of the 106 people: images [106, 128, 128, 3] uint8, labels, names",
         ),
     ),
     folders=("", "lfw"),

@@ -37,9 +37,8 @@ DATASET = DatasetInfo(
         FileInfo(
             "cxr_512.png",
             128_098,
-            "sha256",
             "316ef5188945b7bfd4a5a9dfc84b39d7d8d5cf49b6a3c73eb07a93b3e855e2ed",
-            "one frontal chest X-ray as a grey 512x512 PNG",
+            holds="one frontal chest X-ray as a grey 512x512 PNG",
         ),
     ),
     folders=("", "xray"),
