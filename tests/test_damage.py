@@ -403,7 +403,7 @@ def reached(federation, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("fedveil.federation.prepare", prepared)
     monkeypatch.setattr("fedveil.attacks.orchestrate.prepare", prepared)
-    monkeypatch.setattr(study, "run", stop)
+    monkeypatch.setattr(study, "run_on", stop)
     monkeypatch.setattr(Simulator, "round", stop)
     monkeypatch.setattr("fedveil.training._Training._finish", stop)
 

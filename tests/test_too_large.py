@@ -141,7 +141,7 @@ def test_packages_and_files_of_datasets(monkeypatch, tmp_path):
     packed.seek(0)
     with pytest.raises(sources.SourceFailed, match="unpacks to more than"):
         sources._tar_reader(packed)("a")
-    file = FileInfo("part", 1000, "md5", "0" * 32)
+    file = FileInfo("part", 1000, "0" * 64)
     (tmp_path / "part.gz").write_bytes(gzip.compress(content))
     copy = files._examine(tmp_path / "part.gz", file)
     assert copy.fault == "more than 1000 bytes" and len(copy.content) == 1001

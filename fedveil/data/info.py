@@ -26,6 +26,8 @@ class FileInfo:
         """How a content differs from this file; empty if it does not."""
         if len(content) < self.size:
             return f"cut short: {len(content)} bytes instead of {self.size}"
+        if len(content) > self.size:
+            return f"more than {self.size} bytes"
         for algorithm, known in (("sha256", self.sha256), ("md5", self.md5)):
             got = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest() if known else ""
             if got != known:

@@ -404,6 +404,12 @@ def test_a_config_edited_half_way_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoint.npz").unlink()
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace("noise = 6.0", "noise = 60.0"))
+    with pytest.raises(RunError, match="was changed after the run began"):
+        fedveil.train(out=tmp_path / "run", resume=True)
+    info = tmp_path / "run" / "run.json"
+    info.write_text(
+        json.dumps(json.loads(info.read_text()) | {"config_sha256": None})
+    )  # a run from before there was a digest
     with pytest.raises(RunError, match="does not fit"):
         fedveil.train(out=tmp_path / "run", resume=True)
 
