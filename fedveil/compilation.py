@@ -172,7 +172,7 @@ def cpu_options() -> Options:
 
 
 def training_options() -> Options:
-    """What the programs of a round are compiled with."""
+    """The XLA compiler options for the programs of a round."""
     return gpu_options() | cpu_options()
 
 

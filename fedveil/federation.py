@@ -312,7 +312,10 @@ def affordable_rounds(config: Config, defenses: Sequence[Defense], setting: Sett
 
 
 def _with_public(dataset: Dataset, share: float) -> Dataset:
-    """A caller's own dataset with a public set for the server, cut from the test part wherever that is."""
+    """Cuts a public set for the server from the test part of a caller's own dataset.
+
+    A dataset without a separate test part uses its held-out part as test part.
+    """
     public, rest = cut_share(dataset.held_out if dataset.test is None else dataset.test, share)
     cut = replace(dataset, public=public)
     return replace(cut, held_out=rest) if dataset.test is None else replace(cut, test=rest)

@@ -99,7 +99,7 @@ def uncertified(rows: Sequence[Row], reason: str = SEEDED) -> list[Row]:
 
 
 def as_planned(setting: Setting) -> Setting:
-    """The setting of the plan: the same training with secret draws, `train.noise_seed` left out."""
+    """The setting in which a plan is accounted: the same training with secret draws, without `train.noise_seed`."""
     return replace(setting, secret_draws=True)
 
 

@@ -84,7 +84,7 @@ def certificate(defenses: Sequence[Defense], setting: Setting, attacked: Attacke
 
 
 def _why_not(defenses: Sequence[Defense], setting: Setting, attacked: Attacked, release: Release, delta: float) -> str:
-    """Why nothing is compared; empty where a certificate is."""
+    """Why there is no certificate to compare with; empty if there is one."""
     if not release.certifiable:
         return f"not certified: {release.reason}"
     if len(defenses) > 1:

@@ -64,6 +64,6 @@ def worker(home: Path) -> list[str]:
 
 
 def link(node: Node, server: str) -> list[str]:
-    """The process of a node that talks to the server; its current folder is the node's."""
+    """The process of a node that talks to the server. It must be started in the node's folder."""
     largest = str(node.limits.largest_message)
     return [sys.executable, "-m", "fedveil.deploy.link", "--server", server, "--app", node.app, "--largest", largest]

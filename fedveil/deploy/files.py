@@ -258,7 +258,7 @@ def _shards(config: Config) -> tuple[int, list[Part]]:
 
 
 def _units(made: Federation) -> dict[str, str]:
-    """systemd units. They restart: after a crash a node is refused for about a minute."""
+    """The systemd units. They restart a command that ends: after a crash the server refuses a node for about a minute."""
 
     def unit(what: str, command: str) -> str:
         return (

@@ -72,7 +72,7 @@ class Roster:
 
 
 class Gate:
-    """The ASGI application."""
+    """The ASGI application: checks each request and passes it on to the SuperLink."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation, self.roster = federation, Roster(federation.server / "nodes")

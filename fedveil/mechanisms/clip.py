@@ -35,7 +35,7 @@ _BLOCK = 1024  # the most numbers that are added up at once: D·u is 6e-5 for th
 
 
 class Limit(NamedTuple):
-    """A bound, and what entries are multiplied by before they are squared; `bound` is a multiple of 1 / `unit`."""
+    """A clip bound in scaled units. Entries are multiplied by `unit` before they are squared; `bound` is scaled alike."""
 
     bound: Array
     unit: Array
@@ -52,9 +52,9 @@ def limit(bound: Array | float, dtype: Any) -> Limit:
 
 
 def factor(norm: Array, bound: Array | float) -> Array:
-    """What to multiply by so that a norm does not exceed the bound; zero where the norm is not finite.
+    """The factor, at most one, that brings a norm down to the bound; zero if the norm is not finite.
 
-    One where the norm is zero: `limit` says in which units a norm that was flushed to zero is below the bound.
+    A norm of zero keeps the factor one, even if it underflowed: in the units of `limit` it is then below the bound.
     """
     most = jnp.asarray(bound, norm.dtype) * _HAIR
     shrink = jnp.minimum(1.0, most / jnp.maximum(norm, np.finfo(norm.dtype).tiny))

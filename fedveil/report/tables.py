@@ -36,7 +36,7 @@ _LATEX = {
 
 
 def number(value: Number | None, digits: int = 4) -> str:
-    """A number with this many significant digits; whole numbers, and digits before the point below a million, are kept."""
+    """A number with this many significant digits. Integers, and digits before the point below a million, are never cut."""
     if value is None:
         return ABSENT
     if isinstance(value, int | np.integer):

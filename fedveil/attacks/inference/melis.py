@@ -83,7 +83,7 @@ class UpdateMaker:
 
 
 def classify(having: np.ndarray, lacking: np.ndarray, update: np.ndarray) -> float:
-    """How far `update` [values] is on the side of the updates `having` [n, values] the property, by logistic regression."""
+    """The log-odds that `update` [values] has the property, by a logistic regression on known updates [n, values]."""
     from sklearn.linear_model import LogisticRegression
 
     known = np.concatenate([having, lacking]).astype(np.float64)

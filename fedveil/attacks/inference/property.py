@@ -19,7 +19,7 @@ TAKES = "takes class:N, or column:NAME of attribute data, the property to look f
 
 @dataclass(frozen=True)
 class Property:
-    """One property."""
+    """A property that a record may have: a true attribute, or membership in a class."""
 
     name: str
     column: int | None = None  # of attribute data
