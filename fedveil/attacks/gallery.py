@@ -18,8 +18,8 @@ SMALL = 32  # attacks
 def gallery(study: Study, precision: str, count: int = MOST, steps: Sequence[int] = ()) -> Pictures | None:
     """The first examples of a study, as the first seed found them; None where examples are no images.
 
-    `steps` are earlier iterations to show: the attack is run again with that number of iterations. Attacks that take another
-    path when they have fewer iterations show none.
+    `steps` are earlier iterations to show: the attack is run again with that number of iterations. Attacks that take
+    another path when they have fewer iterations show none.
     """
     if len(study.groups[0].observation.shape) != 3:
         return None
