@@ -266,7 +266,7 @@ def from_settings(settings: Settings = None, defense: Defenses | None = None) ->
 
 
 def load(path: str | Path | None = None, settings: list[str] | None = None) -> Config:
-    """The config of a file and of `section.key=value` settings, which win over the file."""
+    """The config of a file and of `section.key=value` settings, which override the file."""
     return from_dict(read(path, settings))
 
 

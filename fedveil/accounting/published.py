@@ -90,7 +90,7 @@ def _sampled(
 
 @lru_cache(maxsize=256)
 def moments(sigma: float, rate: float, steps: int, delta: float) -> float | None:
-    """The classic moments accountant as the paper used it: one step too many, the classic conversion."""
+    """The moments accountant as the paper used it: with one extra step and the classic conversion to (ε, δ)."""
     import numpy as np
 
     from fedveil.accounting import rdp

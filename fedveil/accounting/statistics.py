@@ -79,8 +79,8 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, alp
 def one_run(scores: np.ndarray, included: np.ndarray, delta: float, alpha: float) -> OneRun:
     """The bound of one run: `scores` [m] as the attacker sees them, `included` [m] the coins.
 
-    The attacker guesses "in" above the mean score and "out" below, on the canaries farthest from the mean; how many
-    guesses it ventures is fixed before (`SHARES`).
+    The attacker guesses "in" above the mean score and "out" below, on the canaries farthest from the mean; the
+    number of guesses is fixed beforehand (`SHARES`).
     """
     found = []
     for guesses, correct in _guesses(scores, included):

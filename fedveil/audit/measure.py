@@ -266,7 +266,7 @@ def _slot(shown: Leaves, slot: int) -> Leaves:
 
 
 def measure_own(path: AnyPath, release: Release, rounds: Sequence[int], clients: Sequence[int]) -> Measured:
-    """Noise on the user's own model, and contributions of its own records under models that an adversary may send."""
+    """Noise on the user's own model, and contributions of the user's records under models that an adversary may send."""
     probe, found = Probe(path, release), Measured(release, "own model" if isinstance(path, Path) else "node")
     heaviest = prepare_cohort(path, release) if isinstance(path, Path) else clients[0]
     seed = path.simulator.seed

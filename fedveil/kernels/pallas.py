@@ -291,7 +291,7 @@ def _chunks(g_ref: Any, shape: tuple[int, ...], width: int, size: int, number: A
 
 
 def _seen(x_ref: Any, chunks: list[Chunk], shift: Any, number: Any = None) -> list[Array]:
-    """What the weights at one spot read from all positions."""
+    """The inputs at all positions that one offset of the convolution kernel reads."""
     across = _across(x_ref.shape[-1])
     return [_load(x_ref, position + shift, across, there, number=number) for position, there, _ in chunks]
 

@@ -8,10 +8,10 @@ Why it holds, in float32 (u = 2⁻²⁴ is the unit roundoff, n the number of en
 1. Range. Norms are taken of entries times `Limit.unit`, a power of two that makes the bound 2⁻³³ or more. Squares and
    entries that are flushed to zero are below 2⁻¹²⁶ then: all together they add less than n·2⁻⁶⁰ of the bound's square.
    Squares that overflow give an infinite norm, and a zero contribution.
-2. Sums. The compiler may add up squares in any order, within blocks that it cannot join. At most D roundings are on the
-   way of any square (`depth`), so the sum found is at least 1 − D·u of the true one. Bounds are multiplied by 1 − D·u.
+2. Sums. The compiler may add up squares in any order, within blocks that it cannot join. At most D roundings
+   affect any square (`depth`), so the computed sum is at least 1 − D·u times the true one. Bounds are scaled by 1 − D·u.
 3. The rest. Fewer than 16 other roundings follow (root, quotient, products): `_HAIR` is 1 − 16u. Entries that become
-   denormal err by 2⁻¹⁵⁰ each, which bounds of 2⁻⁷⁶ or more do not notice; below that every contribution becomes zero.
+   denormal err by 2⁻¹⁵⁰ each, which is negligible for bounds of 2⁻⁷⁶ or more; below that every contribution is zero.
 
 So contributions longer than about 2⁹⁶ bounds are left out (8e28; in float64 2⁷⁶⁸), and all where the bound is below 2⁻⁷⁶
 (1e-23; in float64 2⁻⁹⁷²).

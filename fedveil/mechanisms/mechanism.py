@@ -233,8 +233,8 @@ class ClientMechanism(Mechanism):
 class LayerLaplace(Mechanism):
     """Laplace noise whose budget ε is divided among the layers: scale Δf/(ε·share), Δf = 2·η·bound (dpfl, Algorithm 2).
 
-    η is that of the first round: with a falling rate the noise would fall below what is accounted. Only even
-    shares have an account: shares that are measured on private data have none.
+    η is that of the first round: with a falling rate the noise would fall below what is accounted. Only even shares have
+    an account: shares that are measured on private data have none.
     """
 
     budget: float = 1.0  # ε

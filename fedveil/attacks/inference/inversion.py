@@ -135,7 +135,7 @@ def _ascend(how: _Ascent, params: Params, label: Array) -> Array:
 
 
 def closed(seen: ModelObservation, models: Params, classes: np.ndarray, settings: Inversion) -> np.ndarray:
-    """Logistic regression solved for its input, then stretched to the range."""
+    """Inverts a logistic regression in closed form, then stretches the inputs to the range of the data."""
     layer = models[next(iter(models))]
     solved = np.stack(
         [

@@ -30,7 +30,7 @@ PENALTY = 10.0  # the inverse weight of the squared coefficients (C), for update
 
 @dataclass(frozen=True)
 class Melis(PropertyAttack):
-    """Property by a classifier of updates, membership by the cosine with a record's gradient."""
+    """Infers a property by a classifier of updates, and membership by the cosine with a record's gradient."""
 
     name: ClassVar[str] = "melis"
     summary: ClassVar[str] = "whether a batch has a property, from updates (Melis et al. 2019)"

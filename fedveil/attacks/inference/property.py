@@ -1,7 +1,7 @@
 """Properties that an attacker looks for in the examples behind an update: `class:N`, or `column:NAME` of attribute data.
 
 Examples have the property `class:N` if at least one of them is of the class. They have the property `column:NAME` if at
-least three quarters of them have the column set, and lack it if at most a quarter has. In between nothing is asked.
+least three quarters of them have the column set, and lack it if at most a quarter has. Updates in between are not used.
 """
 
 from __future__ import annotations

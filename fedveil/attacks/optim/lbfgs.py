@@ -119,7 +119,7 @@ def empty(attacks: int, n: int, dtype: Any, slots: int = PAIRS) -> Pairs:
 
 
 def forget(pairs: Pairs, which: Array) -> Pairs:
-    """No pairs for the attacks in `which` [attacks]; the old values stay in the slots, unread."""
+    """Discards the curvature pairs of the attacks in `which` [attacks]. The old values stay in the slots, unread."""
     valid = jnp.where(which[:, None], 0.0, pairs.valid)
     return replace(pairs, valid=valid, guess=jnp.where(which, 1.0, pairs.guess))
 
