@@ -222,7 +222,7 @@ def _smaller(best: Row | None, account: Account, transcript: Transcript, delta: 
 
 
 def _assumed(account: Account, transcript: Transcript) -> tuple[str, ...]:
-    """What the account takes from the setting."""
+    """The assumptions that follow from the setting."""
     setting = transcript.setting
     made = [SIZES] if setting.weights == "size" else []
     made += [FIXED] if setting.sampling == "fixed" else []

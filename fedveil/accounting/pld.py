@@ -314,7 +314,7 @@ class Tilted:
         return (self.first + np.arange(len(self.probs))) * self.grid
 
     def trimmed(self, mass: float) -> Tilted:
-        """The same without tails of at most `mass` each; what is cut off counts as error."""
+        """The same distribution without tails of at most `mass` each. The mass that is cut off counts as error."""
         left = int(np.searchsorted(np.cumsum(self.probs), mass, side="right"))
         right = len(self.probs) - int(np.searchsorted(np.cumsum(self.probs[::-1]), mass, side="right"))
         if (left == 0 and right == len(self.probs)) or right <= left:

@@ -25,7 +25,7 @@ MOST_PAIRS = 40  # of layers
 
 @dataclass(frozen=True)
 class Finding:
-    """One test: `p_value` None where it is exact, and then `alarm` is its result."""
+    """The result of one test. An exact test has no `p_value`: `alarm` is its result."""
 
     test: str
     release: Release

@@ -54,8 +54,8 @@ def after(a: Array, b: Array) -> Array:
 def in_order(layers: tuple[Layer, ...], x: Array, total: Params) -> Params:
     """The same gradients. With `both`, those of later layers are not ready before those of the second layer.
 
-    Later layers are updated with noise, which takes as long as the first two layers' gradients. Without an order they
-    would occupy the GPU before those; with it they run beside what is left of them.
+    Later layers are updated with noise, which takes as long as the first two layers' gradients. Without an order these
+    updates would occupy the GPU first. With it they run beside the last part of those gradients.
     """
     match paired(layers):
         case (Pair() as pair, *_) if suits_both(pair, x):

@@ -58,7 +58,7 @@ def finite(value: object) -> float | None:
 
 
 def _short(text: str) -> str:
-    """Without zeros at the end of a fraction."""
+    """The number without trailing zeros of its fraction."""
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return "0" if text == "-0" else text
 

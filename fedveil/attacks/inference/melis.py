@@ -41,7 +41,7 @@ class Melis(PropertyAttack):
 
 
 def property_scores(observation: UpdateObservation, seed: int = 0) -> np.ndarray:
-    """[asked]: the larger, the likelier that the examples behind an update have the property."""
+    """[asked]: a larger score means that the examples behind an update are more likely to have the property."""
     maker = UpdateMaker(observation, np.random.default_rng([seed, 0x7072]))
     found = []
     for index in observation.asked:

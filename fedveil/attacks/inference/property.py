@@ -30,7 +30,7 @@ class Property:
         return y == self.label if self.column is None else x[:, self.column] > 0.5
 
     def of_examples(self, have: np.ndarray) -> bool | None:
-        """Whether the examples as a whole have it, given which of them [n] `have` it; None: neither."""
+        """Whether the examples as a whole have the property, given which single ones [n] `have` it. None: unclear."""
         if not len(have):
             return None
         if self.column is None:

@@ -233,7 +233,7 @@ class _Worker:
         self.slots = replace(self.slots, status=jnp.where(free, FREE, self.slots.status))
 
     def turn(self, ended: dict[int, Ended]) -> bool:
-        """One chunk, and what follows from it; returns whether there is more to do."""
+        """Runs one chunk, hands back finished attacks and refills their slots; returns whether anything ran."""
         if all(a is None for a in self.owners):
             return False
         began, compiled = time.monotonic(), self.programs.seconds
