@@ -69,7 +69,7 @@ def _warn(named: str, why: str) -> None:
 
 
 def check_jax_cache() -> None:
-    """The same where fedveil is used from Python, and JAX was told by its own setting. Call it before compiling."""
+    """Stops JAX from using its own cache setting if others can write to that folder. Call it before compiling."""
     settings: Any = jax.config
     named = settings.jax_compilation_cache_dir
     why = distrust(Path(named)) if named else ""
@@ -84,7 +84,7 @@ def check_jax_cache() -> None:
 def distrust(folder: Path) -> str:
     """Why programs in a folder must not be run: who else could have put them there. Empty where nobody could.
 
-    Each folder on the way counts too: whoever may rename one of them may put another in its place. A folder that is not
+    Each folder on the path counts too: a user who can rename one of them can put another in its place. A folder that is not
     there is made.
     """
     if re.match(r"\w+:/", str(folder)):
@@ -172,7 +172,7 @@ def cpu_options() -> Options:
 
 
 def training_options() -> Options:
-    """What the programs of a round are compiled with."""
+    """The XLA compiler options for the programs of a round."""
     return gpu_options() | cpu_options()
 
 

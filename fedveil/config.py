@@ -93,7 +93,7 @@ class DataConfig(Section):
     @field_validator("file", "dir")
     @classmethod
     def _writable(cls, path: str | None, info: ValidationInfo) -> str | None:
-        """A path that is not UTF-8 reaches us with surrogates, which no config.toml can hold."""
+        """Refuses a path that is not UTF-8. Python represents it with surrogates, which config.toml cannot store."""
         if path is not None and any("\ud800" <= c <= "\udfff" for c in path):
             raise ConfigError(f"data.{info.field_name}", path, "takes a path in UTF-8: rename it, or link to it")
         return path
@@ -158,7 +158,7 @@ class TrainConfig(Section):
 
 
 class SpeedConfig(Section):
-    """`[speed]`: what may change the time a run takes, and nothing else beyond rounding."""
+    """`[speed]`: settings that change how fast a run is, and its results by rounding only."""
 
     engine: str = Field("vectorised", description="vectorised, or reference (slow and obvious)")
     chunk: int | Literal["auto"] = Field("auto", description="clients computed at once")
@@ -266,7 +266,7 @@ def from_settings(settings: Settings = None, defense: Defenses | None = None) ->
 
 
 def load(path: str | Path | None = None, settings: list[str] | None = None) -> Config:
-    """The config of a file and of `section.key=value` settings, which win over the file."""
+    """The config of a file and of `section.key=value` settings, which override the file."""
     return from_dict(read(path, settings))
 
 
@@ -358,7 +358,7 @@ def from_dict(document: dict[str, Any]) -> Config:
 
 
 def _check_values(config: Config) -> None:
-    """What the types of the sections do not check."""
+    """Checks that the types of the sections cannot express."""
     if config.speed.precision == "float64" and config.speed.products == "bfloat16":
         raise ConfigError("speed.products", "bfloat16", "takes auto or float32 where speed.precision is float64")
     chunk = config.speed.chunk
@@ -379,7 +379,7 @@ def _check_sections(document: dict[str, Any]) -> None:
 
 
 def _one_line(error: ValidationError) -> ConfigError:
-    """pydantic's first complaint as one line; an unknown key gets the nearest known one."""
+    """The first error that pydantic reports, as one line. For an unknown key it names the nearest known one."""
     first = error.errors()[0]
     parts = [str(p) for p in first["loc"]]
     if parts[:2] == ["speed", "chunk"]:

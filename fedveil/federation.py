@@ -284,10 +284,10 @@ def prepare(
 
 
 def affordable_rounds(config: Config, defenses: Sequence[Defense], setting: Setting) -> tuple[int, str]:
-    """The rounds to make: those of the config, or as many as the budgets of config and defences allow; if fewer, why.
+    """The number of rounds: that of the config, or as many as all budgets allow; and, if these are fewer, the reason.
 
-    The account depends on the rounds and on nothing that happens in them, so it is settled before the first one, and a run
-    that is resumed stops where the undisturbed one does.
+    The account depends on the number of rounds and on nothing that happens in them. So it is computed before the first
+    round, and a resumed run stops where an uninterrupted one does.
     """
     most, spent = setting.rounds, ""
     for defense in defenses:
@@ -312,7 +312,10 @@ def affordable_rounds(config: Config, defenses: Sequence[Defense], setting: Sett
 
 
 def _with_public(dataset: Dataset, share: float) -> Dataset:
-    """A caller's own dataset with a public set for the server, cut from the test part wherever that is."""
+    """Cuts a public set for the server from the test part of a caller's own dataset.
+
+    A dataset without a separate test part uses its held-out part as test part.
+    """
     public, rest = cut_share(dataset.held_out if dataset.test is None else dataset.test, share)
     cut = replace(dataset, public=public)
     return replace(cut, held_out=rest) if dataset.test is None else replace(cut, test=rest)

@@ -302,7 +302,7 @@ def _refused(constant: str) -> None:
 
 
 def _check_old(arrays: Mapping[str, np.ndarray]) -> None:
-    """A checkpoint from before there were digests is taken if its values can be those of a training."""
+    """Accepts a checkpoint of an older version, which has no digest, if a training can have produced its values."""
     for name, array in arrays.items():
         if array.dtype.kind == "f" and name.startswith("params/") and not np.isfinite(array).all():
             raise ValueError(f"'{name}' holds values that are not finite")

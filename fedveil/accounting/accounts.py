@@ -272,7 +272,7 @@ def _filters(number: int, defenses: Sequence[Defense]) -> Iterator[tuple[Positio
 
 
 def _broken(release: Release, number: int, defenses: Sequence[Defense], setting: Setting) -> str:
-    """Why a release does not hold beside the other defences; empty where it does."""
+    """Why the guarantee of a release fails beside the other defences; empty if it holds."""
     name = defenses[number].name
     clip, noise = _positions(release, number, len(defenses))
     for position, other, stage, effect in _filters(number, defenses):

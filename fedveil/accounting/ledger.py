@@ -99,7 +99,7 @@ def uncertified(rows: Sequence[Row], reason: str = SEEDED) -> list[Row]:
 
 
 def as_planned(setting: Setting) -> Setting:
-    """The setting of the plan: the same training with secret draws, `train.noise_seed` left out."""
+    """The setting in which a plan is accounted: the same training with secret draws, without `train.noise_seed`."""
     return replace(setting, secret_draws=True)
 
 
@@ -222,7 +222,7 @@ def _smaller(best: Row | None, account: Account, transcript: Transcript, delta: 
 
 
 def _assumed(account: Account, transcript: Transcript) -> tuple[str, ...]:
-    """What the account takes from the setting."""
+    """The assumptions that follow from the setting."""
     setting = transcript.setting
     made = [SIZES] if setting.weights == "size" else []
     made += [FIXED] if setting.sampling == "fixed" else []

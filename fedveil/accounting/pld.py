@@ -59,7 +59,7 @@ FAINT = 0.05  # z below which losses reach hundreds: Rényi's bound is used inst
 
 
 def composed_epsilon(rounds: Rounds, delta: float, finer: float = 1.0) -> float | None:
-    """ε at δ on the grid that fits, or on a finer one; None where no grid fits."""
+    """ε at δ, on a grid `finer` times as fine as this δ needs; None if the noise is too small for any grid."""
     made = distribution(rounds, delta, finer)
     if made is None:
         return None
@@ -299,7 +299,7 @@ def _tails(epsilons: Array, x: Array, first: Tail, second: Tail) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Tilted:
-    """One direction under a tilt: mass p(l) = (probs ± error)·exp(log_mass − tilt·l) at losses l = (first + i)·grid."""
+    """One direction's tilted losses: mass p(l) = (probs ± error)·exp(log_mass − tilt·l) at losses l = (first + i)·grid."""
 
     grid: float
     first: int
@@ -314,7 +314,7 @@ class Tilted:
         return (self.first + np.arange(len(self.probs))) * self.grid
 
     def trimmed(self, mass: float) -> Tilted:
-        """The same without tails of at most `mass` each; what is cut off counts as error."""
+        """The same distribution without tails of at most `mass` each. The mass that is cut off counts as error."""
         left = int(np.searchsorted(np.cumsum(self.probs), mass, side="right"))
         right = len(self.probs) - int(np.searchsorted(np.cumsum(self.probs[::-1]), mass, side="right"))
         if (left == 0 and right == len(self.probs)) or right <= left:

@@ -4,14 +4,14 @@ For Fed-CDP and Fed-SDP (fed-cdp, Section V and Table VI) a step is a Gaussian o
 q = B·Kt/N over the N distinct examples for Fed-CDP, of rate Kt/K for Fed-SDP; clip groups, placement and what an observer
 knows of the cohort do not enter. Rules:
 
-- `moments`: Rényi divergences at the orders below, ε = min over α of rdp + log(1/δ)/(α − 1), and one step more than were
-  made, which is what reproduces all twelve cells of Table VI. With accountant `pld`: the same rule for the steps that were
-  made, computed tightly.
+- `moments`: Rényi divergences at the orders below, ε = min over α of rdp + log(1/δ)/(α − 1), for one step more than was
+  made. The extra step reproduces all twelve cells of Table VI. With accountant `pld`: the same rule without the extra step,
+  computed tightly.
 - `basic`, `advanced`, `optimal`: (ε₀, δ₀) of one Gaussian, amplified by q, then the sum (Definition 4), advanced
   composition (Dwork, Rothblum, Vadhan), and the exact composition of (ε₀, δ₀) mechanisms (Kairouz, Oh, Viswanath). Half of
   δ goes to the steps, half to the composition.
-- `zcdp`: ρ = k·q²/(2σ²) and ε = ρ + 2√(ρ·log(1/δ)): what is used for sampled steps, though zero-concentrated privacy has no
-  amplification by sampling; it holds only to leading order.
+- `zcdp`: ρ = k·q²/(2σ²) and ε = ρ + 2√(ρ·log(1/δ)). It is in use for sampled steps, but holds only to leading order:
+  zero-concentrated privacy has no amplification by sampling.
 - `joint`: Fed-CDP's claim for a whole client by the billboard lemma. The lemma keeps the unit: it is the ε of one example.
 """
 
@@ -90,7 +90,7 @@ def _sampled(
 
 @lru_cache(maxsize=256)
 def moments(sigma: float, rate: float, steps: int, delta: float) -> float | None:
-    """The classic moments accountant as the paper used it: one step too many, the classic conversion."""
+    """The moments accountant as the paper used it: with one extra step and the classic conversion to (ε, δ)."""
     import numpy as np
 
     from fedveil.accounting import rdp

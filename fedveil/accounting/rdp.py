@@ -127,7 +127,7 @@ def _of_event(event: DpEvent, relation: NeighboringRelation, orders: Orders) -> 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Silences the library's warnings of orders that it leaves out: they cost nothing but that order."""
+    """Silences dp_accounting's warnings about Rényi orders that it skips: the other orders stay valid."""
     log = logging.getLogger("absl")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -79,8 +79,8 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, alp
 def one_run(scores: np.ndarray, included: np.ndarray, delta: float, alpha: float) -> OneRun:
     """The bound of one run: `scores` [m] as the attacker sees them, `included` [m] the coins.
 
-    The attacker guesses "in" above the mean score and "out" below, on the canaries farthest from the mean; how many
-    guesses it ventures is fixed before (`SHARES`).
+    The attacker guesses "in" above the mean score and "out" below, on the canaries farthest from the mean; the
+    number of guesses is fixed beforehand (`SHARES`).
     """
     found = []
     for guesses, correct in _guesses(scores, included):
@@ -250,7 +250,7 @@ def trials_epsilon(
 
 
 def best_threshold(without: np.ndarray, with_it: np.ndarray, trials: int, delta: float, alpha: float) -> float:
-    """The threshold with the largest bound to be expected of `trials` more, were scores normal as in this pilot."""
+    """The threshold with the largest expected bound for `trials` more trials, if scores are normal as in this pilot."""
     means = float(without.mean()), float(with_it.mean())
     spread = abs(means[1] - means[0])
     deviations = [max(float(s.std()), 1e-9 * spread, 1e-30) for s in (without, with_it)]
@@ -266,9 +266,9 @@ def best_threshold(without: np.ndarray, with_it: np.ndarray, trials: int, delta:
 
 
 def independent_trials(without: np.ndarray, with_it: np.ndarray, delta: float, alpha: float) -> Trials:
-    """The bound of independent trials: scores [n] without and [n] with the canary, which is to raise them.
+    """The bound of independent trials: scores [n] without and [n] with the canary, which should raise them.
 
-    The first tenth only sets the threshold, the rest is counted: so the threshold does not depend on what it is used on.
+    The first tenth of the trials sets the threshold. Only the rest is counted, so the threshold does not depend on it.
     """
     pilot = max(1, len(without) // 10)
     trials = len(without) - pilot

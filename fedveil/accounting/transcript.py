@@ -5,7 +5,7 @@ taps that they stand before, and what the papers claim. A line follows for each 
 number, the attempt (a deployed round may be asked for again, with fresh noise), its learning rate, how many clients were
 asked and lost, and z of every mechanism, read off the mechanism that ran. A last line for each round says how many
 messages were left out for not being finite. Every line ends with a check, a digest of the line and of the check before it:
-a number that was changed, or a line that is missing, is noticed. Files from before there were checks have none.
+a number that was changed, or a line that is missing, is noticed. Files of older versions have no checks.
 
 A plan is accounted by the transcript of rounds that have not happened (`planned`).
 """

@@ -60,7 +60,7 @@ class Attack:
         """Raises `ConfigError` where keys do not fit together."""
 
     def run(self, observation: Any, execution: Execution = ONCE) -> Any:
-        """Attacks what was observed."""
+        """Runs the attack on an observation."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Pictures of some reconstructions: truth, steps on the way, result, and the score of each."""
+"""Pictures of some reconstructions: the true example, intermediate steps, the result, and the score of each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SMALL = 32  # attacks
 def gallery(study: Study, precision: str, count: int = MOST, steps: Sequence[int] = ()) -> Pictures | None:
     """The first examples of a study, as the first seed found them; None where examples are no images.
 
-    `steps` are further iterations to show: an optimiser that is stopped earlier is where the same optimiser was then, so
-    the attack is run again with fewer iterations. An attack that would take another path shows none.
+    `steps` are earlier iterations to show: the attack is run again with that number of iterations. Attacks that take
+    another path when they have fewer iterations show none.
     """
     if len(study.groups[0].observation.shape) != 3:
         return None

@@ -1,8 +1,8 @@
 """From weight updates to gradients, and gradients of any model in the form that attacks use.
 
-A client that made L steps of length η sends the update −η Σ gₗ. Divided by −ηL that is the mean of its gradients, which the
-simple reading takes for the gradient at the start (cpl, Algorithm 1 lines 4–6). The simulated reading makes the L steps
-again on the dummy inputs and compares means.
+A client that made L steps of length η sends the update −η Σ gₗ. Divided by −ηL this is the mean of its gradients. The
+simple reading uses that mean as the gradient at the start (cpl, Algorithm 1 lines 4–6). The simulated reading repeats the
+L steps on the dummy inputs and compares the means.
 """
 
 from __future__ import annotations

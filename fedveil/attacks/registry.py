@@ -70,7 +70,7 @@ def checked(attack: Attack) -> Attack:
 
 
 def made(kind: type[Attack], given: dict[str, Any]) -> Attack:
-    """An attack of a class from its keys: names, then types and ranges, then what keys mean together."""
+    """Makes an attack from its keys. Checks names first, then types and ranges, then combinations of keys."""
     given = {key: value for key, value in given.items() if value is not None}
     for key, table in kind.choices.items():
         if key in given and given[key] not in table:

@@ -78,7 +78,7 @@ def save(
 
 
 def _digest(document: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
-    """Of a stored attack: its numbers and its pictures."""
+    """The digest of a stored attack: of its numbers and its pictures."""
     return hashlib.sha256((to_json(document) + digest_of(arrays)).encode()).hexdigest()
 
 

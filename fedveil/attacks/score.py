@@ -132,7 +132,7 @@ def score(
 
 
 def assigned(found: np.ndarray, labels: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Recovered examples and labels of each attack, in the order of the truth that they fit best."""
+    """Recovered examples and labels of each attack, reordered to match the true examples that they fit best."""
     if found.shape[1] == 1:
         return found, labels
     ordered, ordered_labels = found.copy(), labels.copy()

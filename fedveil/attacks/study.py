@@ -196,8 +196,8 @@ def pooled(scores: list[Scores]) -> dict[str, Any]:
 def steps(study: Study, count: int, precision: str) -> tuple[np.ndarray, np.ndarray]:
     """The first attacks at several of their iterations: truth [n, ...shape], found [shown, n, ...shape].
 
-    An optimiser that is stopped earlier is where the same optimiser was then, so the attack is run again with fewer
-    iterations. Where that does not hold, only the end is shown.
+    Each intermediate result comes from running the attack again with fewer iterations. Attacks that take another path when
+    they have fewer iterations show the end only.
     """
     group = study.groups[0]
     few = first(group.observation, count)

@@ -93,7 +93,7 @@ def examples_as_seen(dataset: Dataset, part: Part, rows: np.ndarray | slice = sl
 
 
 def drawn_rows(federation: Federation, number: int, client: int, occurrence: int = 0) -> list[np.ndarray]:
-    """Rows of the training set in each local batch of a client. The attacker knows how many, only the bench which."""
+    """The training rows in each local batch of a client. The attacker knows their number; only the bench knows which."""
     from fedveil.simulation.sampling import client_batches
 
     simulator = federation.simulator

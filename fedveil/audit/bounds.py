@@ -1,4 +1,4 @@
-"""Lower bounds on ε by canaries: one run against (ε, δ) and against a trade-off curve, and independent trials."""
+"""Lower bounds on ε from canaries: one run, tested against (ε, δ) and a trade-off curve; and independent trials."""
 
 from __future__ import annotations
 

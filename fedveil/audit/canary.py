@@ -118,7 +118,7 @@ class Canary:
     direction: int = 0  # −1: along all directions at once
 
     def record(self, kinds: Sequence[Kind], width: int, norm: float) -> np.ndarray:
-        """[M + 1 + width]: its gradient is `norm` long in each of its layers."""
+        """[M + 1 + width]: a record whose gradient has the norm `norm` in each layer of `layers`."""
         along = np.full(width, 1.0 / math.sqrt(width)) if self.direction < 0 else np.eye(width)[self.direction]
         gains = np.zeros(len(kinds))
         for index in self.layers:

@@ -84,7 +84,7 @@ def certificate(defenses: Sequence[Defense], setting: Setting, attacked: Attacke
 
 
 def _why_not(defenses: Sequence[Defense], setting: Setting, attacked: Attacked, release: Release, delta: float) -> str:
-    """Why nothing is compared; empty where a certificate is."""
+    """Why there is no certificate to compare with; empty if there is one."""
     if not release.certifiable:
         return f"not certified: {release.reason}"
     if len(defenses) > 1:
@@ -119,7 +119,7 @@ def shows_sums(tap: str, setting: Setting) -> bool:
 
 
 def cohort(defenses: Sequence[Defense], setting: Setting, tap: str, unit: str) -> int:
-    """How many clients a canary has to meet: all of a round in a sum, unless the server's noise covers it without them."""
+    """The number of clients in an audited round: one if the tap shows single clients or the server adds the noise."""
     found = declared(defenses, setting, tap, unit)
     alone = not shows_sums(tap, setting) or (found is not None and found[0].stage == "aggregate")
     return 1 if alone else setting.per_round

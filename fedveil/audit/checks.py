@@ -1,8 +1,8 @@
 """Tests of realised noise and contributions: scale, correlation, clip. Each gives a p-value, or is exact.
 
-- scale: the noise of every parameter group against what z asks for, given the largest contribution that was measured.
-- correlation: draws that are declared independent (steps, rounds, clients, layers), two by two; and values that repeat.
-- clip: what canaries of moderate norm contribute must not exceed what canaries of enormous norm do.
+- scale: the noise of every parameter group against the noise that z implies for the largest measured contribution.
+- correlation: draws that are declared independent (steps, rounds, clients, layers), in pairs; and values that repeat.
+- clip: canaries of moderate norm must contribute no more than canaries far above the clip bound.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_PAIRS = 40  # of layers
 
 @dataclass(frozen=True)
 class Finding:
-    """One test: `p_value` None where it is exact, and then `alarm` is its result."""
+    """The result of one test. An exact test has no `p_value`: `alarm` is its result."""
 
     test: str
     release: Release
@@ -116,7 +116,10 @@ def correlations(measured: Measured) -> Iterator[Finding]:
 
 
 def _standardised(noise: dict[Draw, Leaves]) -> dict[Draw, Leaves]:
-    """Every parameter group at scale 1, so that none hides the others; groups without noise are left out."""
+    """Noise with every parameter group rescaled to a root mean square of 1, so that none hides the others.
+
+    Groups without noise are left out.
+    """
     rounds = {draw.round for draw in noise}
     of_round = {t: [leaves for draw, leaves in noise.items() if draw.round == t] for t in rounds}
     scales = {

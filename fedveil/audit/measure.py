@@ -99,7 +99,7 @@ class Probe:
     def contribution(
         self, number: int, client: int, rows: tuple[int, ...], step: int = 0, factor: float = 0.0
     ) -> Leaves:
-        """What `rows` at one client change in what the tap shows: in one step (unit example), or in all (unit client)."""
+        """How `rows` at one client change what the tap shows: in one step (unit example) or in all steps (unit client)."""
         if self.release.unit == "example":
             there, empty = Scene(((client, rows),), (step,), step + 1), Scene(made=step + 1)
         else:
@@ -142,7 +142,10 @@ class Probe:
 
 
 def rounds_to_probe(release: Release, setting: Setting) -> tuple[int, ...]:
-    """The first two rounds and the last: schedules end there. A broadcast covers what the round before has added."""
+    """The rounds to measure: the first two and the last, where schedules end.
+
+    A broadcast carries the update of the previous round, so its first round is left out.
+    """
     last = setting.rounds - 1
     first = (1, last) if release.stage == "broadcast" else (0, 1, last)
     return tuple(sorted({t for t in first if 0 <= t <= last and (t > 0 or release.stage != "broadcast")}))
@@ -224,7 +227,7 @@ class Growth:
 
 
 def measure_examples(path: CanaryPath, release: Release, rounds: Sequence[int], clients: Sequence[int]) -> Measured:
-    """Noise and contributions at the tap `example`: blank records show noise alone, one slot of the batch per draw."""
+    """Noise and contributions at the tap `example`. Blank records show the noise alone, one draw per slot of the batch."""
     found = Measured(release, "canary model")
     for number in rounds:
         for client in clients:
@@ -263,7 +266,7 @@ def _slot(shown: Leaves, slot: int) -> Leaves:
 
 
 def measure_own(path: AnyPath, release: Release, rounds: Sequence[int], clients: Sequence[int]) -> Measured:
-    """Noise on the user's own model, and contributions of its own records under models that an adversary may send."""
+    """Noise on the user's own model, and contributions of the user's records under models that an adversary may send."""
     probe, found = Probe(path, release), Measured(release, "own model" if isinstance(path, Path) else "node")
     heaviest = prepare_cohort(path, release) if isinstance(path, Path) else clients[0]
     seed = path.simulator.seed
@@ -281,7 +284,7 @@ def measure_own(path: AnyPath, release: Release, rounds: Sequence[int], clients:
 
 
 def _under_two_labels(path: AnyPath, client: int) -> list[int]:
-    """Two of a client's rows, made one record under two labels: no model can be right on both, so one has a gradient."""
+    """Gives two of a client's rows the same record under two labels. No model fits both, so one has a gradient."""
     sim = path.simulator
     rows = [int(row) for row in sim.partition.client(client)[:2]]
     if len(rows) == 2:

@@ -69,7 +69,7 @@ class NoiseTests:
         yield from self._own(own, _same(defense, release, own.task.setting), rounds, clients[:OWN_CLIENTS])
 
     def _own(self, own: Path, release: Release, rounds: Sequence[int], clients: list[int]) -> Iterator[Finding]:
-        """The user's own model in the simulator, and in a node where the noise is the client's."""
+        """Tests on the user's own model: in the simulator, and in a node if the clients add the noise."""
         where = f"{release.unit} at {release.tap}"
         self.audit.tell(f"noise, {where}: own model")
         own.forced = None

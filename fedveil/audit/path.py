@@ -41,7 +41,7 @@ _RULE = ServerRule(server_lr=1.0, server_momentum=0.0, keeps_late=False)  # the 
 
 @dataclass(frozen=True)
 class Scene:
-    """The records of a round: rows of the dataset in the first slots of the batches, by client.
+    """The records that an audit places in a round: rows of the dataset, by client, in the first slots of the batches.
 
     All other slots are blank. `steps`: the steps that hold the rows (None: all). `made`: every client stops after this many
     steps (None: after all). `fill`: the rows of a client are repeated until its batches are full.

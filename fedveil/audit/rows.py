@@ -89,7 +89,7 @@ class Bound:
 
 
 def bound_row(bound: Bound, known: Certificate, delta: float, confidence: float) -> AuditRow:
-    """A bound's row: the largest over the seeds beside what is certified."""
+    """The row of a lower bound: the largest bound of all seeds, beside the certified ε."""
     epsilon, violated = max(bound.by_seed), bound.violated
     if violated is None:
         violated = known.epsilon is not None and epsilon > known.epsilon

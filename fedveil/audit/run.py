@@ -35,7 +35,7 @@ class Options:
 
     `tap`, `unit`: the adversary's observation and the unit it looks for; unset: both units, at the taps where noise
     protects them (a tap that is only post-processing of one before it is left out). `rounds` of `steps` local steps are
-    attacked together; unset: two of two, as far as the config has them.
+    attacked together; unset: two rounds of two steps, or fewer if the config has fewer.
     """
 
     tap: str | None = None

@@ -127,7 +127,7 @@ class Run:
         return np.stack(each, axis=1)
 
     def _messages(self, seed: int, number: int, tossed: np.ndarray, first_only: bool) -> np.ndarray:
-        """Canaries of one client, which the tap shows by itself; each group is another client."""
+        """Scores of canaries where the tap shows each client's message. Each group of canaries is at another client."""
         path = self.path
         path.reseed(seed + 1000 * (number // path.task.setting.clients))
         client = number % path.task.setting.clients

@@ -184,7 +184,7 @@ class Descent:
 
     @property
     def rate(self) -> float:
-        """1 + 2τγ₁: what a step leaves of the gap, without noise."""
+        """1 + 2τγ₁: the share of the gap to the optimum that remains after a step without noise."""
         return 1.0 + 2.0 * self.convexity * self.gamma1
 
 

@@ -42,7 +42,7 @@ def _counted(chosen: Config | list[str]) -> str:
 
 
 def _print(document: dict[str, Any]) -> None:
-    """Single values are printed in one table; each list of entries, such as classes, in another."""
+    """Prints single values as one table, and each list of entries (such as classes) as another."""
     lists = {key: value for key, value in document.items() if isinstance(value, list) and value and _is_table(value)}
     lines = [line for key, value in document.items() if key not in lists for line in _lines(key, value)]
     show.print_table("Attack", ("what", "result"), lines)

@@ -35,7 +35,7 @@ def run_list(json: bool) -> None:
 
 
 def _status(info: DatasetInfo) -> str:
-    """One word for all files of a dataset. Only their presence counts: `check` reads them."""
+    """One word for the state of a dataset's files. It only looks whether they exist: `data check` reads them."""
     if not info.files:
         return "own file" if "file" in info.keys else "embedded"
     present = [files.find(info, file.name) is not None for file in info.files]

@@ -129,7 +129,7 @@ def calibrate(
     noise: Annotated[float | None, Option("--noise", help="Keep this noise, and find the rounds.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Find the noise that an ε takes; or with --noise the rounds that it affords."""
+    """Find the noise that an ε needs, or with --noise the number of rounds that it allows."""
     from fedveil.cli.ledger import run_calibrate
 
     goal = {"epsilon": epsilon, "delta": delta, "tap": tap, "unit": unit, "adjacency": adjacency, "noise": noise}

@@ -36,7 +36,7 @@ class DataError(FedveilError):
 
 
 class ConfigError(FedveilError):
-    """A key has a value it cannot take: names the key, what it got, what it takes."""
+    """A key has a value that is not accepted. The message names the key, its value and what is accepted."""
 
     exit_code = 2
 

@@ -64,7 +64,7 @@ def append_lines(path: Path, lines: str) -> None:
 
 
 def drop_cut_line(path: Path) -> None:
-    """Removes a last line that a crash cut short, so that the next one does not continue it."""
+    """Removes a last line that a crash cut short, so that the next line is not appended to it."""
     try:
         file = path.open("r+b")
     except FileNotFoundError:
@@ -97,10 +97,10 @@ def read_regular(path: Path, most: int) -> bytes:
 
 @contextlib.contextmanager
 def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
-    """Makes this process the only one that works in a folder; `RunError` names the process that does so already.
+    """Makes this process the only writer of a folder. If another process holds the lock, `RunError` names it.
 
-    The operating system ends the lock with the process, however that ends. The lock file names its holder and is removed
-    at the end; one that a killed process left behind locks nothing.
+    The operating system releases the lock when the process ends, even if it is killed. The lock file holds the process id
+    and is removed at the end. A lock file that a killed process left behind locks nothing.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,9 +109,9 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            (folder / name).unlink(missing_ok=True)  # before it is released, so that nobody else holds it
+            (folder / name).unlink(missing_ok=True)  # while the lock is held, so that it is our file
         os.close(handle)
-        with contextlib.suppress(OSError):  # not empty: something was written
+        with contextlib.suppress(OSError):  # a folder in which something was written stays
             for path in made:
                 path.rmdir()
 
@@ -122,7 +122,7 @@ def _take(path: Path, folder: Path) -> int:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
         try:
             _flock(handle, folder)
-            if _same(handle, path):  # else the holder before us has just removed it: ours would lock nobody out
+            if _same(handle, path):  # else the last holder has removed the file: a lock on it excludes nobody
                 os.ftruncate(handle, 0)
                 os.write(handle, f"{os.getpid()}\n".encode())
                 return handle

@@ -1,7 +1,7 @@
 """Registries that third parties can extend: by a call in Python, or by an entry point of an installed package.
 
-An entry point names an object. Its package need not be imported by anyone: it is found when a name is looked up that is not
-known, or when all names are listed.
+An entry point names an object. Nobody needs to import its package: entry points are read when an unknown name is looked up,
+or when all names are listed.
 
     [project.entry-points."fedveil.defenses"]
     loud = "my_package.defense:Loud"

@@ -48,7 +48,7 @@ class AccountPoint:
 
 @dataclass(frozen=True)
 class StageContext:
-    """The point of the run a stage is called at: the setting, keys, and numbers that are traced under jit."""
+    """Where in the run a stage is called: the setting, keys, and numbers that are traced under jit."""
 
     setting: Setting
     key: jax.Array  # already narrowed to this stage at this round, client and step

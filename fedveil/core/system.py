@@ -24,7 +24,7 @@ except ImportError:  # Windows
 
 
 class Lazy:
-    """Stands for a module until one of its names is needed: tables, ledgers and `--help` do not wait for JAX."""
+    """Imports a module when one of its names is first used, so that tables, ledgers and `--help` do not wait for JAX."""
 
     def __init__(self, module: str):
         self._module = module

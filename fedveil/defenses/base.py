@@ -134,7 +134,7 @@ class Defense:
     delta: float | None = None  # the δ of its account; None where it names none
 
     def mechanisms(self, setting: Setting) -> list[Placed]:
-        """Its mechanisms, placed in the round. A tap without a mechanism before it is open."""
+        """The defence's mechanisms and their positions in the round. A tap without a mechanism before it is open."""
         return []
 
     def events(self, setting: Setting) -> list[Release]:
@@ -146,11 +146,11 @@ class Defense:
         return Effect.READS_DATA
 
     def claims(self, setting: Setting) -> list[Claim]:
-        """What its paper claims, for the rows of accountant `paper`."""
+        """The claims of the defence's paper, for the rows of accountant `paper`."""
         return []
 
     def noised_stages(self) -> tuple[str, ...]:
-        """The stages at which it adds calibrated noise: two defences must not share one."""
+        """The stages at which the defence adds calibrated noise. Two defences must not add noise at the same stage."""
         return ()
 
     def last_round(self, setting: Setting) -> int | None:
@@ -181,7 +181,7 @@ class Defense:
         return ()
 
     def noise_levels(self) -> tuple[float, ...]:
-        """Every noise multiplier that it uses, by its own key."""
+        """Every noise multiplier that the defence uses, by config key."""
         return ()
 
     def refuses_deployment(self) -> Refusal | None:
@@ -194,7 +194,7 @@ class Defense:
 
     @property
     def fixed_local_steps(self) -> int | None:
-        """The number of local steps that it fixes; None where it leaves them open."""
+        """The number of local steps that the defence requires; None if any number is possible."""
         return None
 
     def check(self, setting: Setting) -> None:

@@ -48,7 +48,7 @@ class DGC(Defense):
             raise ConfigError("train.aggregation", setting.aggregation, takes)
 
     def effect(self, stage: str) -> Effect:
-        """Its state holds what it was given before. Nodes keep it for one config alone."""
+        """Post-processing: its state only holds values that it received earlier. A node keeps it for one config only."""
         return Effect.POST_PROCESSING
 
     def initial_client_state(self, params: Any) -> Any:

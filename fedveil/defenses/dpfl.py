@@ -155,7 +155,7 @@ class DPFL(Defense):
         return Effect.POST_PROCESSING  # a public factor; training on public data
 
     def mechanism(self, setting: Setting) -> LayerLaplace:
-        """Clip of the update to α, in L1 norm or by value, Laplace noise of scale 2ηα/ε_i on layer i."""
+        """Clips the update to α, in L1 norm or value by value, and adds Laplace noise of scale 2ηα/ε_i to layer i."""
         clip = Clip(Schedule(self.clip), norm=self.clip_norm)
         return LayerLaplace(clip, Schedule(1.0), "laplace", budget=self.epsilon, lr=setting.lr)
 

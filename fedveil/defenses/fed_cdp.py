@@ -9,8 +9,8 @@ ways. B is the batch size, Kt the clients per round; all noise below is on the *
 | `batch` | σC | σC/B | the batch gradient, the update |
 | `cohort` | σC/√Kt: the clients' noises add up to σC | σC/(B√Kt) | the aggregate, under secure aggregation, L = 1 |
 
-The sum always carries noise of the nominal variance: an empty Poisson batch is noised, and neither a large nor a small one
-can be told by its noise. `clip_end` makes it Fed-CDP(decay): the bound falls over the rounds (the paper: 6 to 2, linear).
+The sum always carries noise of the nominal variance: an empty Poisson batch is noised too, and the noise does not reveal
+the size of a batch. `clip_end` makes it Fed-CDP(decay): the bound falls over the rounds (the paper: 6 to 2, linear).
 
 Sensitivity: one example changes the clipped sum by at most √M·C (layerwise, M layers) or C (flat).
 

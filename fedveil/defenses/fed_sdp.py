@@ -60,7 +60,7 @@ class FedSDP(Scheduled):
         return Effect.CONTRACTION if stage == "update" and self.placement != "client" else Effect.MECHANISM
 
     def mechanism(self, setting: Setting) -> Mechanism:
-        """Clip C on an update, noise σC on it, or at the server on the weighted sum of a round."""
+        """Clips an update to C. Adds noise σC to the update, or at the server to the weighted sum of a round."""
         clip = Clip(self.bound(setting), self.clip_scope)
         noise = self.multiplier(setting)
         if self.placement == "client":

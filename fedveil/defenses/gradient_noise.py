@@ -7,7 +7,7 @@ it is scale/√B on the mean of a batch of B. As in the paper, the noise also en
 Where no tap shows single examples, Gaussian noise on b of them is drawn once with √b times the standard deviation, which
 is the same distribution. A sum of Laplace draws is not a Laplace draw, so every example gets its own draw.
 
-It has no certificate: gradients are not clipped, so no scale is large against all of them.
+It has no certificate: gradients are not clipped, so their sensitivity has no bound.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def relevance(model: Net, params: Params, x: Array, y: Array, present: Array) ->
 
 
 def sparing_shares(relevances: dict[str, LayerParams]) -> dict[str, LayerParams]:
-    """ε_j/ε of every parameter: the more relevant, the smaller.
+    """The share ε_j/ε of every parameter. More relevant parameters get a smaller share.
 
     Layers share evenly. Within a layer ε_j ∝ 1/(1 + r_j), r_j the relevance over the layer's mean, scaled so that a
     parameter has the layer's part of the budget on average.

@@ -12,7 +12,7 @@ need. Neither nodes nor the server execute code that arrives.
 | `messages` | the messages between server and nodes, checked before use |
 | `gate` | the only process of a server that listens to the outside |
 | `executor`, `serverapp`, `flower` | the processes of runs on the server; the transport over Flower's grid |
-| `bundle`, `records`, `control` | the fixed app bundle, our messages as Flower's records, Flower's control API |
+| `bundle`, `records`, `control` | the fixed app bundle, our messages as Flower's records, calls of Flower's control API |
 | `files`, `credentials` | the folder of a federation, its keys and certificates |
 | `commands`, `processes` | the commands of all processes, and what keeps them running |
 | `follow`, `status` | submitting a run and following it; the state of a federation or of one node |

@@ -1,10 +1,9 @@
 """A node's own privacy ledger: a file on the node's disk with one line for each round in which it took part.
 
-A line is written and synced before anything of its round is sent, so a crash can only leave a ledger that is too high.
-Lines are never removed: a repeated request, a restart or a second run each add lines. A line holds the full cost of its
-round (noise, steps, sampling rate), so ε follows from this file alone. Every line also holds the digest of the line before
-it. The last digest is written to a second file, and `deploy status` shows it.
-An old copy of the ledger does not contain it.
+A line is written and synced before its round is computed, so after a crash the account can only be too high. Lines are
+never removed: a repeated request, a restart or a second run each add lines. A line holds the full cost of its round
+(noise, steps, sampling rate), so ε follows from this file alone. Every line also holds the digest of the line before it.
+The last digest is written to a second file, and `deploy status` shows it. An old copy of the ledger does not contain it.
 
 The ledger counts the rounds that happened (rule `realised`), so it needs no assumption on how the server samples clients.
 A privacy filter enforces the budget: a server may choose its next request after it has seen a reply, and composition of
@@ -128,7 +127,7 @@ class NodeLedger:
         return total(self.entries(), unit, delta, adjacency)
 
     def spend(self, entry: Entry, limits: Limits) -> float | None:
-        """Records a round before it is sent; raises `Refused` if it would exceed the budget.
+        """Records a round before it is computed; raises `Refused` if it would exceed the budget.
 
         Returns ε after the round, or None without a budget: composing all rounds takes a second.
         """

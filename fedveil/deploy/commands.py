@@ -49,12 +49,12 @@ def superlink(federation: Federation) -> list[str]:
 
 
 def executor(federation: Federation) -> list[str]:
-    """Starts the server's side of runs, each in a process separate from the SuperLink."""
+    """The executor, which starts the server's side of each run in a separate process."""
     return [sys.executable, "-m", "fedveil.deploy.executor", str(federation.folder)]
 
 
 def gate(federation: Federation) -> list[str]:
-    """Listens to the outside."""
+    """The gate, which listens to the outside."""
     return [sys.executable, "-m", "fedveil.deploy.gate", str(federation.folder)]
 
 
@@ -64,6 +64,6 @@ def worker(home: Path) -> list[str]:
 
 
 def link(node: Node, server: str) -> list[str]:
-    """The process of a node that talks to the server; its current folder is the node's."""
+    """The process of a node that talks to the server. It must be started in the node's folder."""
     largest = str(node.limits.largest_message)
     return [sys.executable, "-m", "fedveil.deploy.link", "--server", server, "--app", node.app, "--largest", largest]

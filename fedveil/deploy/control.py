@@ -1,4 +1,7 @@
-"""Flower's control API, which listens on the server's own machine only: roster, runs. Imports Flower."""
+"""A client of Flower's control API, which manages the roster and the runs. Imports Flower.
+
+The API listens on the server's own machine only.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ class Control:
         self._call(self.client.UnregisterNode, UnregisterNodeRequest(node_id=node))
 
     def runs(self) -> dict[int, str]:
-        """The state of the last runs."""
+        """The status of the runs that Flower knows, by number."""
         found = self._call(self.client.ListRuns, ListRunsRequest()).run_dict
         return {
             number: ":".join(filter(None, (run.status.status, run.status.sub_status))) for number, run in found.items()

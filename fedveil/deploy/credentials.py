@@ -41,7 +41,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def public_bytes(path: Path) -> bytes:
-    """A public key file (OpenSSH format) in the form in which Flower names keys."""
+    """The key in a public key file (OpenSSH format), in the encoding by which Flower identifies keys."""
     key: Any = serialization.load_ssh_public_key(path.read_bytes())
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError(f"{path} holds no key of an elliptic curve")

@@ -1,7 +1,7 @@
 """The process that starts the server's side of runs. Imports Flower.
 
-It replaces Flower's SuperExec, which installs and executes the app bundle of a run. This process takes tasks of one kind
-(the server's side of a run) and starts `serverapp`, which runs the installed package and refuses every other bundle.
+It replaces Flower's SuperExec, which installs and executes the app bundle of a run. This process takes tasks of one kind,
+the server's side of a run. For each it starts `serverapp`, which runs the installed package and refuses unknown bundles.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOKEN = "FEDVEIL_TASK_TOKEN"  # in the environment: other users of this machine 
 
 
 def serve(federation: Federation) -> None:
-    """Starts tasks until the process is ended."""
+    """Starts a process for each task, until this process is ended."""
     secret = (federation.server / "superexec.secret").read_bytes()
     client = RuntimeHttpClient.from_server_address(
         f"127.0.0.1:{federation.control}",

@@ -90,7 +90,7 @@ def read_federation(folder: Path) -> Federation:
 
 @dataclass(frozen=True)
 class Member:
-    """What the roster says of a node."""
+    """A node's entry in the roster."""
 
     client: int
     key: str  # fingerprint of its public key
@@ -105,7 +105,7 @@ def fingerprint(public: Path) -> str:
 
 
 def roster(federation: Federation) -> dict[int, Member]:
-    """The registered nodes by id. A node is the client whose public key it has, see `N.pub` and `N.id`."""
+    """The registered nodes by id. A node is client N if its public key is in `N.pub`; `N.id` holds its id and that key."""
     found = {}
     for known in (federation.server / "nodes").glob("*.id"):
         with suppress(OSError, ValueError):
@@ -118,7 +118,7 @@ def roster(federation: Federation) -> dict[int, Member]:
 
 @contextmanager
 def private() -> Iterator[None]:
-    """Files that are created here can be read by their owner only."""
+    """Within this context, new files can be read by their owner only."""
     before = os.umask(0o077)
     try:
         yield
@@ -127,7 +127,7 @@ def private() -> Iterator[None]:
 
 
 def tighten(folder: Path) -> None:
-    """Takes the rights of other users away from a folder and the files in it."""
+    """Removes all rights of other users on a folder and the files in it."""
     try:
         folder.chmod(0o700)
         for path in folder.iterdir():
@@ -258,7 +258,7 @@ def _shards(config: Config) -> tuple[int, list[Part]]:
 
 
 def _units(made: Federation) -> dict[str, str]:
-    """systemd units. They restart: after a crash a node is refused for about a minute."""
+    """The systemd units. They restart a command that ends: after a crash the server refuses a node for about a minute."""
 
     def unit(what: str, command: str) -> str:
         return (

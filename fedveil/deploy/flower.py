@@ -1,4 +1,4 @@
-"""The Flower side of a deployed run: a `Transport` over Flower's grid, and the server's app. Imports Flower."""
+"""The Flower side of a deployed run: a `Transport` over Flower's grid, and the server's start of a run. Imports Flower."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _number(value: object) -> float:
 
 
 def conduct_run(grid: Grid, federation: Federation, given: Mapping[str, Any]) -> None:
-    """One run. `fedveil deploy run` sent its config and terms as values of the bundle's keys."""
+    """Conducts one run. `fedveil deploy run` has sent its config and terms as values of the bundle's keys."""
     from fedveil.config import from_dict
     from fedveil.core.errors import FedveilError
     from fedveil.deploy.coordinator import Terms, conduct

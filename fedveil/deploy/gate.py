@@ -1,8 +1,8 @@
-"""The only process of a server that listens to the outside. Imports Flower.
+"""The gate: the only process of a server that other machines can reach. Imports Flower.
 
-It speaks TLS, admits requests that are signed with a key of the roster, passes the calls that nodes need on to the
-SuperLink on loopback, and refuses everything else before its body is read: starting runs, listing or changing the
-roster, fetching bundles, the runtime API, the documentation pages.
+It speaks TLS. It admits the calls that nodes make, if they are signed with a key of the roster, and passes them on to the
+SuperLink on loopback. Everything else is refused before its body is read: starting runs, listing or changing the roster,
+fetching bundles, the runtime API, the documentation pages.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Roster:
 
 
 class Gate:
-    """The ASGI application."""
+    """The ASGI application: checks each request and passes it on to the SuperLink."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation, self.roster = federation, Roster(federation.server / "nodes")
@@ -134,7 +134,7 @@ class Gate:
     async def _inside(
         self, call: str, headers: Mapping[bytes, bytes], body: bytes
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        """The SuperLink's answer."""
+        """Passes a call on to the SuperLink. Returns the status, headers and body of its answer."""
         kept = {name: value for name, value in headers.items() if name in PASSED_ON or name.startswith(b"flwr-")}
         passed = [*kept.items(), (b"accept-encoding", b"identity")]
         try:
@@ -146,7 +146,7 @@ class Gate:
         return answer.status_code, head, answer.content
 
     def _note(self, why: str, scope: Scope) -> None:
-        """Counts a refusal. The file is written once a second at most: outsiders can send many requests."""
+        """Counts a refusal. The file is written at most once a second, because outsiders can send many requests."""
         self.unwritten += 1
         if time.monotonic() - self.written_at > 1.0:
             asked = "".join(c if c.isprintable() else "?" for c in f"{scope['method']} {scope['path']}")[:80]

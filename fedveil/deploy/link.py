@@ -1,9 +1,9 @@
 """The process of a node that talks to the server: it fetches messages through Flower and hands them to `worker`.
 
-It replaces Flower's SuperNode, which fetches and executes the app bundle of a run. This process never fetches a bundle: it
-asks for the digest of a run's bundle, refuses every run of another bundle, and passes numbers and text on to the installed
-worker. It holds the node's key and no data. Replies of the server are bounded in size, unpacked nowhere else and never
-followed to another address. Imports Flower.
+It replaces Flower's SuperNode, which fetches and executes the app bundle of a run. This process never fetches a bundle. It
+asks for the digest of a run's bundle and refuses every run whose bundle is not the pinned one. It passes numbers and text
+on to the worker. It holds the node's key and no data. Responses of the server are bounded in size, and are unpacked in
+this process only. Redirects are not followed. Imports Flower.
 """
 
 from __future__ import annotations
@@ -162,14 +162,14 @@ def _plain(request: httpx.Request) -> None:
 
 
 class Link:
-    """Takes messages from the server to the worker, and replies back."""
+    """Passes messages of the server to the worker, and the worker's replies to the server."""
 
     def __init__(self, fleet: Fleet, home: Path, app: str) -> None:
         self.fleet, self.home, self.app = fleet, home, app
         self.bundles: dict[int, str] = {}
 
     def run(self) -> None:
-        """Answers messages until the process is ended. A node that the server does not know tries again."""
+        """Answers messages until the process is ended. If the server does not know the node, it tries again to connect."""
         threading.Thread(target=self._beat, daemon=True).start()
         active, said = False, ""
         while True:
@@ -257,7 +257,7 @@ class Link:
 
 
 def ask(asked: Parcel, largest: int) -> Parcel:
-    """The worker's answer. A worker that is not there is a refusal, and `deploy node` starts it again."""
+    """The worker's answer. If no worker runs, the message is refused; `deploy node` starts the worker again."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(wire.SOCKET)

@@ -1,7 +1,7 @@
 """The messages between server and nodes, independent of the transport that delivers them.
 
 A message has fields (text and numbers) and a payload (a model or an update as named arrays). Nothing that arrives is used
-before it was checked: fields against their types, arrays against the names, sizes, types and shapes of the model.
+before it has been checked: fields against their types, arrays against the names, sizes, types and shapes of the model.
 """
 
 from __future__ import annotations

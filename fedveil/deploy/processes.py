@@ -221,7 +221,7 @@ class _Registration:
 
 
 def free_dropped_keys(database: Path) -> None:
-    """Lets keys register again whose nodes were removed: Flower keeps the key of a removed node for ever."""
+    """Lets keys register again whose nodes were removed: Flower never releases the key of a removed node."""
     try:
         with closing(sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True, timeout=10.0)) as found, found:
             found.execute("UPDATE node SET public_key = NULL WHERE status = 'unregistered'")

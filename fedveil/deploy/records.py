@@ -1,4 +1,4 @@
-"""Our messages as Flower's records, and the app bundle that names a run. Imports Flower."""
+"""Our messages as Flower's records. Imports Flower."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The server's side of one run, in a process that `executor` starts. Imports Flower.
 
-It runs the installed package. The bundle of the run is compared with the pinned digest and otherwise ignored.
+It runs the installed package. The bundle of the run must have the pinned digest, and is never unpacked.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The resident process of a node that holds its data, its compiled programs and its ledger.
 
-It answers one message at a time on a Unix socket in the node's folder, which only the node's own user can open. It has no
-connection to the network: `link` fetches the server's messages and hands them over. It runs installed code only; what it
-receives are numbers and text. A round that takes longer than the limit `seconds` ends the process; `deploy node` starts it
-again.
+It answers one message at a time on a Unix socket in the node's folder, which only the node's own user can open. It opens no
+network connection: `link` fetches the server's messages and hands them over. It runs installed code only, and receives
+numbers and text only. If a round takes longer than the limit `seconds`, the process ends; `deploy node` starts it again.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ MIB = 1 << 20
 
 
 def serve(home: Path) -> None:
-    """Answers messages until the process is ended. Returns never."""
+    """Answers messages until the process is ended. Never returns."""
     found = limiting.read_node(home)
     limiting.check_complete(found)
     _bound_memory(found.limits.memory)
@@ -67,7 +66,7 @@ def _same_user(connection: socket.socket) -> bool:
 
 
 def _converse(home: Path, connection: socket.socket) -> None:
-    """Answers the messages of one connection. What is no message ends the connection."""
+    """Answers the messages of one connection. Anything that is not a message ends the connection."""
     largest = limiting.read_node(home).limits.largest_message
     while True:
         try:
@@ -118,7 +117,7 @@ def _watchdog(home: Path) -> threading.Timer:
 
 
 def _bound_memory(mebibytes: int) -> None:
-    """Bounds the memory that this process can write to; a request beyond it ends the process, not the machine."""
+    """Bounds the memory of this process, so that a request that needs more fails here and does not stop the machine."""
     wanted = mebibytes * MIB
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

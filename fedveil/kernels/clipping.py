@@ -65,7 +65,7 @@ def training_context(rng: Array | None, bound: Array | None, bfloat16: bool) -> 
 def outer_sum(x: Array, g: Array) -> Array:
     """`x.T @ g`: [batch, inputs], [batch, outputs] → [inputs, outputs].
 
-    On a GPU a matrix product over few examples costs a kernel launch. Written out, it is fused with the update of the
+    On a GPU a matrix product over few examples costs a kernel launch. An explicit sum is fused with the update of the
     weights.
     """
     if jax.default_backend() != "gpu" or x.shape[0] > SMALL_BATCH:
@@ -300,8 +300,8 @@ class ConvPool:
 
     The values are those of the three layers in their own order, because max-pooling commutes with an increasing
     activation. Three things are not computed: outputs in an odd last row or column, which pooling drops; activations
-    that do not win their window; and, in the backward pass, the winner, which the forward pass stores as one byte. Where
-    several entries of a window are equal, the first one gets the whole derivative.
+    of entries that are not the largest of their window; and, in the backward pass, the index of the largest entry, which
+    the forward pass stores as one byte. If several entries of a window are equal, the first gets the whole derivative.
     """
 
     conv: Conv

@@ -33,11 +33,12 @@ Tree = Any
 
 
 def after(a: Array, b: Array) -> Array:
-    """`a`, bit by bit. On a GPU the operations that compute it start after `b` is computed.
+    """`a` unchanged. On a GPU, operations that use the result start after `b` is computed.
 
     The compiler chooses the order of concurrent kernels, and a small change anywhere changes it: steps under Fed-CDP on
-    an H200 took 128 to 136 µs for that reason alone, and take 119 with an order set by hand. `a` reads nothing of `b`:
-    all 32 bits of a number are shifted out, which XLA does not see through. Only keys and 32-bit numbers can be ordered.
+    an H200 took 128 to 136 µs for that reason alone, and take 119 with an order set by hand. The value does not depend on
+    `b`: all 32 bits of one entry of `b` are shifted out, which XLA does not recognise. Only keys and 32-bit numbers can be
+    ordered.
     """
     if jax.default_backend() != "gpu":
         return a
@@ -53,8 +54,8 @@ def after(a: Array, b: Array) -> Array:
 def in_order(layers: tuple[Layer, ...], x: Array, total: Params) -> Params:
     """The same gradients. With `both`, those of later layers are not ready before those of the second layer.
 
-    Later layers are updated with noise, which takes as long as the first two layers' gradients. Without an order they
-    would occupy the GPU before those; with it they run beside what is left of them.
+    Later layers are updated with noise, which takes as long as the first two layers' gradients. Without an order these
+    updates would occupy the GPU first. With it they run beside the last part of those gradients.
     """
     match paired(layers):
         case (Pair() as pair, *_) if suits_both(pair, x):
@@ -155,7 +156,7 @@ _first.defvjp(_first_forward, _first_backward)
 
 
 def _limit(clips: bool, bound: Array, g: Array) -> tuple[Array, Array]:
-    """The bound and the factor on cotangents, in the units that norms are taken in."""
+    """The clip bound, scaled to the units of the norms, and the factor that scales cotangents to these units."""
     return clip.limit(bound, g.dtype) if clips else (bound, jnp.ones_like(bound))
 
 

@@ -291,7 +291,7 @@ def _chunks(g_ref: Any, shape: tuple[int, ...], width: int, size: int, number: A
 
 
 def _seen(x_ref: Any, chunks: list[Chunk], shift: Any, number: Any = None) -> list[Array]:
-    """What the weights at one spot read from all positions."""
+    """The inputs at all positions that one offset of the convolution kernel reads."""
     across = _across(x_ref.shape[-1])
     return [_load(x_ref, position + shift, across, there, number=number) for position, there, _ in chunks]
 
@@ -305,7 +305,7 @@ def _sum_over(seen: list[Array], chunks: list[Chunk], total: Array) -> Array:
 def _looked(
     x_ref: Any, row: Array, column: Array, corner: tuple[int, int], there: Array, entry: Array, kernel: int
 ) -> Array:
-    """What the outputs at one corner of these windows look at [windows, entries], in bfloat16; after the last, ones."""
+    """[windows, entries]: the inputs of the outputs at one corner of these windows, in bfloat16; a one after the last."""
     inputs = x_ref.shape[-1]
     last = kernel * kernel * inputs
     i, j, c = entry // (kernel * inputs), (entry // inputs) % kernel, entry % inputs

@@ -38,7 +38,10 @@ def account_of(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _best(rows: Sequence[Row], tap: str, unit: str) -> dict[str, Any] | None:
-    """The row of one tap and unit: certified first, `replace` last, then the smallest ε; or why there is no ε."""
+    """The ledger row to show for one tap and unit. If no row has an ε, the row that says why.
+
+    Certified rows come before others, and rows under `replace` last. Among equals the smallest ε counts.
+    """
     found = [row for row in rows if (row.tap, row.unit) == (tap, unit)]
     if not found:
         return None

@@ -165,7 +165,7 @@ def _add_choices(app: FastAPI, lab: Lab) -> None:
 def _add_account(app: FastAPI, lab: Lab) -> None:
     @app.post("/api/account", openapi_extra=_takes(trade="TradeRequest", leak="LeakRequest"))
     async def account(request: Request) -> Response:
-        """ε for every adversary: of a training (`trade`), or of the training to which a leak belongs (`leak`)."""
+        """ε for every adversary, of a training (`trade`) or of the training that contains the attacked client (`leak`)."""
         body = await _json(request)
         if "leak" in body:
             document = requests.read(LeakRequest, body["leak"]).federation_document()
@@ -352,7 +352,7 @@ def _add_runs(app: FastAPI, lab: Lab) -> None:
 
 
 def _whole(path: Path) -> Path:
-    """A run that may be read by what follows links."""
+    """The folder of a run, refused if it contains links: the code that reads it would follow them."""
     link = runs.link_in(path)
     if link is not None:
         raise ConfigError(

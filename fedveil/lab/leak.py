@@ -32,7 +32,7 @@ GROWTH = 6  # early pictures follow after 1, 2, 3, … evaluations, later ones a
 
 
 def run(documents: list[dict[str, Any]], tell: Tell) -> dict[str, Any]:
-    """Attacks the first round of each document (undefended first); tells truth, steps; returns the scores."""
+    """Attacks the first round of each document, undefended first. Sends true pictures and steps; returns the scores."""
     tell({"stage": "observing", "text": "the client computes its gradient"})
     draws = Draws.of(from_dict(documents[0]).train.noise_seed)  # one: the same batch without and with the defence
     sides = [_observe(document, draws) for document in documents]

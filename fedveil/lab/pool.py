@@ -198,7 +198,7 @@ class Pool:
         self.news.append({"time": time.time(), "text": text})
 
     def take(self) -> Job | None:
-        """The next job; None after half a second without one."""
+        """The next job; None if none arrives within half a second."""
         with self._wake:
             if not self._queue and not self._closing:
                 self._wake.wait(0.5)

@@ -8,10 +8,10 @@ Why it holds, in float32 (u = 2⁻²⁴ is the unit roundoff, n the number of en
 1. Range. Norms are taken of entries times `Limit.unit`, a power of two that makes the bound 2⁻³³ or more. Squares and
    entries that are flushed to zero are below 2⁻¹²⁶ then: all together they add less than n·2⁻⁶⁰ of the bound's square.
    Squares that overflow give an infinite norm, and a zero contribution.
-2. Sums. The compiler may add up squares in any order, within blocks that it cannot join. At most D roundings are on the
-   way of any square (`depth`), so the sum found is at least 1 − D·u of the true one. Bounds are multiplied by 1 − D·u.
+2. Sums. The compiler may add up squares in any order, within blocks that it cannot join. At most D roundings
+   affect any square (`depth`), so the computed sum is at least 1 − D·u times the true one. Bounds are scaled by 1 − D·u.
 3. The rest. Fewer than 16 other roundings follow (root, quotient, products): `_HAIR` is 1 − 16u. Entries that become
-   denormal err by 2⁻¹⁵⁰ each, which bounds of 2⁻⁷⁶ or more do not notice; below that every contribution becomes zero.
+   denormal err by 2⁻¹⁵⁰ each, which is negligible for bounds of 2⁻⁷⁶ or more; below that every contribution is zero.
 
 So contributions longer than about 2⁹⁶ bounds are left out (8e28; in float64 2⁷⁶⁸), and all where the bound is below 2⁻⁷⁶
 (1e-23; in float64 2⁻⁹⁷²).
@@ -35,7 +35,7 @@ _BLOCK = 1024  # the most numbers that are added up at once: D·u is 6e-5 for th
 
 
 class Limit(NamedTuple):
-    """A bound, and what entries are multiplied by before they are squared; `bound` is a multiple of 1 / `unit`."""
+    """A clip bound in scaled units. Entries are multiplied by `unit` before they are squared; `bound` is scaled alike."""
 
     bound: Array
     unit: Array
@@ -52,9 +52,9 @@ def limit(bound: Array | float, dtype: Any) -> Limit:
 
 
 def factor(norm: Array, bound: Array | float) -> Array:
-    """What to multiply by so that a norm does not exceed the bound; zero where the norm is not finite.
+    """The factor, at most one, that brings a norm down to the bound; zero if the norm is not finite.
 
-    One where the norm is zero: `limit` says in which units a norm that was flushed to zero is below the bound.
+    A norm of zero keeps the factor one, even if it underflowed: in the units of `limit` it is then below the bound.
     """
     most = jnp.asarray(bound, norm.dtype) * _HAIR
     shrink = jnp.minimum(1.0, most / jnp.maximum(norm, np.finfo(norm.dtype).tiny))

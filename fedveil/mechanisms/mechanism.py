@@ -100,7 +100,7 @@ class Clip:
         return math.sqrt(setting.layers) if self.scope == "layerwise" else 1.0
 
     def one(self, value: Tree, at: StageContext) -> Tree:
-        """One contribution clipped."""
+        """Clips one contribution."""
         from fedveil.mechanisms import clip
 
         if self.norm == "l2":
@@ -233,8 +233,8 @@ class ClientMechanism(Mechanism):
 class LayerLaplace(Mechanism):
     """Laplace noise whose budget ε is divided among the layers: scale Δf/(ε·share), Δf = 2·η·bound (dpfl, Algorithm 2).
 
-    η is that of the first round: with a falling rate the noise would fall below what is accounted. The account is that of
-    even shares; shares that are measured on private data have none.
+    η is that of the first round: with a falling rate the noise would fall below what is accounted. Only even shares have
+    an account: shares that are measured on private data have none.
     """
 
     budget: float = 1.0  # ε
@@ -276,7 +276,7 @@ class BroadcastNoise(Mechanism):
     excess: float = 1.0
 
     def moved(self, at: Point) -> Scalar:
-        """S: the most that the local steps of one client moved its model in the round before."""
+        """S: a bound on how far the local steps of one client moved its model in the previous round."""
         before = at.setting.lr_at(_before(at.round))
         return before * self.steps * self.clip.at(at)
 

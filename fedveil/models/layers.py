@@ -144,7 +144,7 @@ class Conv:
         return {self.name: _with_bias(w, self.channels, self.bias)}
 
     def patches(self, x: Array, rows: int | None = None, columns: int | None = None) -> Array:
-        """[batch, positions, kernel·kernel·channels]: what each output reads, or the first `rows`, `columns` of them."""
+        """[batch, positions, kernel·kernel·channels]: the inputs of each output, or of the first `rows` and `columns`."""
         if self.padding:
             p = self.padding
             x = jnp.pad(x, ((0, 0), (p, p), (p, p), (0, 0)))

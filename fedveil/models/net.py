@@ -84,7 +84,7 @@ class Net:
 
 
 def each_layer(layers: Sequence[Layer]) -> Iterator[Layer]:
-    """The layers in order, those inside a `Residual` in its place."""
+    """The layers in order. A `Residual` is replaced by the layers inside it."""
     for layer in layers:
         if isinstance(layer, Residual):
             yield from each_layer(layer.body)

@@ -54,7 +54,7 @@ DATASETS = ("mnist", "cifar10", "lfw", "adult", "cancer")
 
 
 def _search(row: str, column: str, common: tuple[str, ...], tries: tuple[tuple[str, ...], ...], like: str) -> Cell:
-    """A bounded search over learning rates and cohorts, and the best of them with three seeds."""
+    """A bounded search over learning rates and cohorts; the best of them is repeated with three seeds."""
     return Cell(row, column, "search", common, {"tries": [list(one) for one in tries], "seeds": 3}, like=like)
 
 
@@ -273,7 +273,7 @@ def fig_3(size: Size) -> list[Cell]:
 
 
 def fig_4(size: Size) -> list[Cell]:
-    """Fig 4: leakage under each defence, and DSSGD, which acts on what is sent: the server sees less, type 2 everything."""
+    """Fig 4: leakage under each defence. DSSGD filters what is sent, so a type 2 adversary still sees everything."""
     images = size.pick(full=30, quick=3)
     rows = {
         **{k: PLACEMENTS[k] for k in ("non-private", "Fed-SDP client", "Fed-CDP example", "Fed-CDP(decay) example")},

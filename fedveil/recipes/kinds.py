@@ -90,7 +90,7 @@ def epsilons(rows: list[Any]) -> dict[str, float | None]:
 
 
 def attack(job: Job) -> Result:
-    """An attack, a reconstruction or an inference attack: `fedveil attack`."""
+    """Runs a reconstruction or an inference attack, as `fedveil attack` does."""
     from fedveil.attacks.orchestrate import attack
 
     return attack(_config(job)).as_dict()

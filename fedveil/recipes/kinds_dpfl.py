@@ -102,7 +102,7 @@ def _trained(settings: tuple[str, ...], target: float) -> tuple[Any, Params, Par
 
 
 def noise_time(job: Job) -> Result:
-    """Milliseconds that a client's defence takes for one update, clip and noise, its importances being known."""
+    """Milliseconds that a client takes to clip and noise one update. Measuring the importances is not included."""
     from fedveil.core.stage import StageContext
     from fedveil.federation import prepare
 

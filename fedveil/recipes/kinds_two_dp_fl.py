@@ -1,4 +1,4 @@
-"""Measurements of 2dp-fl: a training seen along its way, its noise set by the ledger where an ε is asked for."""
+"""Measurements of 2dp-fl: accuracy during a training, with noise calibrated by the ledger if an ε is given."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ def _spread(axes: Axes, place: int, line: Points) -> None:
 
 
 def _error_bars(axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str) -> None:
-    """Bars from low to high; the measured value need not be inside."""
+    """Draws error bars from low to high; the measured value may be outside of them."""
     axes.errorbar(x, (low + high) / 2, (high - low) / 2, fmt="none", ecolor=colour, elinewidth=1, capsize=2.6)
 
 
@@ -346,7 +346,7 @@ def _fill(place: int) -> dict[str, Any]:
 
 
 def _bar_value(axes: Axes, one: Points, x: float, group: int, upright: bool) -> None:
-    """The value beyond the end of the bar and its error bar."""
+    """Draws the value of a bar, beyond the end of the bar and of its error bar."""
     value = float(one.y[group])
     end = np.fmin(value, one.low[group]) if value < 0 else np.fmax(value, one.high[group])
     look: dict[str, Any] = {"ha": "center", "rotation": 90 if upright else 0, "fontsize": 8}

@@ -132,7 +132,7 @@ def _heat(runs: Sequence[Run]) -> Figure | None:
 
 
 def _rocs(runs: Sequence[Run]) -> list[Figure]:
-    """A chart for each attack and tap, all runs in it, with what each run's certificate allows."""
+    """A chart for each attack and tap: the ROC curves of all runs, and the rates that each run's certificate allows."""
     groups: dict[tuple[str, str], list[tuple[Run, Stored]]] = {}
     for run in runs:
         for attack in run.attacks:

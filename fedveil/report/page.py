@@ -48,7 +48,7 @@ def render(runs: Sequence[Path]) -> str:
 
 
 def page(runs: Sequence[Run], drawn: Sequence[Figure] | None = None) -> str:
-    """The page of runs that were gathered; `drawn` are their figures, where the caller has them."""
+    """The HTML page for the gathered runs. `drawn`: their figures, if the caller has drawn them already."""
     drawn = figures(runs) if drawn is None else drawn
     return _environment().get_template("page.html").render(
         runs=runs,
@@ -285,7 +285,7 @@ def _certificate_rows(rows: Sequence[Row]) -> list[list[object]]:
 
 
 def _merged(several: Sequence[_Certificate], key: str) -> _Certificate:
-    """Rows that differ in one key, as one; of their reasons, one that does not refer to another tap."""
+    """Merges rows that differ in one key only. Of their reasons it keeps one that does not refer to another tap."""
     values = tuple(dict.fromkeys(value for one in several for value in getattr(one, key)))
     reason = min((one.reason for one in several), key=lambda text: text.startswith("post-processing"))
     return replace(several[0], **{key: values}, reason=reason)

@@ -38,7 +38,7 @@ class Point:
 
 
 def points(run: Run) -> list[Point]:
-    """Accuracy, what attacks got, what is proved, which attacks failed, and what is not known."""
+    """Accuracy, what attacks found, what is certified, which attacks failed, and what is unknown."""
     seen = verdicts(run)
     return [_accuracy(run), *_found(seen), *_limits(seen), *_failures(seen), *_unknown(run, seen)]
 

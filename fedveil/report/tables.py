@@ -36,7 +36,7 @@ _LATEX = {
 
 
 def number(value: Number | None, digits: int = 4) -> str:
-    """A number with this many significant digits; whole numbers, and digits before the point below a million, are kept."""
+    """A number with this many significant digits. Integers, and digits before the point below a million, are never cut."""
     if value is None:
         return ABSENT
     if isinstance(value, int | np.integer):
@@ -58,7 +58,7 @@ def finite(value: object) -> float | None:
 
 
 def _short(text: str) -> str:
-    """Without zeros at the end of a fraction."""
+    """The number without trailing zeros of its fraction."""
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return "0" if text == "-0" else text
 

@@ -325,7 +325,7 @@ def end(
 
 
 def _through(task: Task, stage: str, value: Tree, state: Tree, at: Callable[[int], StageContext]) -> tuple[Tree, Tree]:
-    """A value through all defences that fill in a stage, with the client state of those that keep one."""
+    """Passes a value through all defences that act at a stage; returns it with the new client state."""
     for index, defense in enumerate(task.defenses):
         if not defense.fills(stage):
             continue

@@ -40,7 +40,7 @@ class Cohort:
         return cls(ids, np.zeros(len(ids), np.int64), np.zeros(len(ids), bool), len(ids), 0)
 
     def part(self, where: slice | np.ndarray) -> Cohort:
-        """Some of the clients that answer."""
+        """The cohort reduced to the clients at these indices."""
         return replace(self, clients=self.clients[where], occurrence=self.occurrence[where], late=self.late[where])
 
 
@@ -191,7 +191,7 @@ def _subsets(rng: np.random.Generator, steps: int, size: int, batch: int) -> tup
 
 
 def _shuffled(rng: np.random.Generator, steps: int, size: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Epochs: a fresh permutation cut into batches, the last one smaller where the size does not divide."""
+    """Batches of whole epochs: each cuts a fresh permutation into batches; the last may be smaller."""
     counts, total = _sizes(steps, size, batch)
     order = np.concatenate([rng.permutation(size) for _ in range(-(-total // size))])
     return order[:total], counts

@@ -51,7 +51,7 @@ class Sum:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Answers:
-    """The messages of some clients, a leading axis over them."""
+    """The messages of some clients, with a leading axis over the clients."""
 
     message: Tree
     weight: Array  # [clients], 0 for padding

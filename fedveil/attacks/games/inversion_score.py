@@ -56,8 +56,8 @@ def noise_pictures(seed: int, shape: tuple[int, ...]) -> np.ndarray:
 def score_classes(found: np.ndarray, answers: np.ndarray, classes: Sequence[int], truth: Truth) -> Scores:
     """One score for each class: found [classes, ...shape], and the class that the attacked model gives to each.
 
-    Nearest is the victim's example of the class with the least mean square error. A class is recognised if of all class
-    means of the victim its own is the most similar (SSIM for pictures, else mean square error).
+    Nearest is the victim's example of the class with the least mean square error. A class is recognised if its result is
+    more similar to the victim's mean of that class than to other class means (SSIM for pictures, else mean square error).
     """
     return [_score(x, int(answer), label, truth) for x, answer, label in zip(found, answers, classes, strict=True)]
 

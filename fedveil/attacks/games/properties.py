@@ -38,7 +38,7 @@ from fedveil.simulation.server import ServerState
 
 @dataclass(frozen=True)
 class Truth:
-    """The bench's secret: rows of the training set that are behind each update, and all rows that could be."""
+    """The bench's secret: the rows of the training set that each update was trained on, and all rows it could have been."""
 
     rows: tuple[np.ndarray, ...]
     pools: tuple[np.ndarray, ...]

@@ -118,7 +118,7 @@ class Fleet:
         self._rounds = Rounds(self.task, rule, self._compiler, federations=True)
 
     def train(self, observed: ObservedModel = RELEASE, progress: Progress = silent) -> Trained:
-        """Trains all of them to the end, as many at once as fit; on a CPU each core trains a part of them."""
+        """Trains all federations to the end, as many at once as fit in memory. On a CPU each core trains a part of them."""
         parts, last = self.parts(), self._observed_rounds(observed)
         done, total = itertools.count(1), len(parts) * self.federation.rounds
         lock, halt = threading.Lock(), threading.Event()
@@ -181,7 +181,7 @@ class Fleet:
         return state, counters.not_finite
 
     def _inputs(self, state: ServerState, roots: Array, number: int) -> RoundInputs:
-        """What the clients of a round share: models and keys have a leading axis over federations."""
+        """The inputs that all clients of a round share. Models and keys have a leading axis over federations."""
         lr = jnp.asarray(self.task.setting.lr_at(number), self.task.dtype)
         round_keys = self._round_keys(roots, np.int32(number))
         return RoundInputs(state.params, self.simulator.x, self.simulator.y, round_keys, np.int32(number), lr)
@@ -219,7 +219,7 @@ class Fleet:
     def _observe(
         self, state: ServerState, who: np.ndarray, roots: Array, number: int, observed: ObservedModel
     ) -> Params:
-        """[federations, ...]: the model that is published, or received by a client in a round, or its local model."""
+        """[federations, ...]: the observed model: published, received by a client in a round, or a client's local model."""
         if observed.tap == "release":
             return state.params
         alone = Cohort.only([observed.client])
@@ -271,7 +271,7 @@ def _stacked(arrays: Sequence[np.ndarray], clients: int) -> np.ndarray:
 
 
 def _where(flag: np.ndarray, new: Params, old: Params) -> Params:
-    """[federations, ...]: new where flagged."""
+    """[federations, ...]: `new` where the flag is set, otherwise `old`."""
     return jax.tree.map(lambda a, b: jnp.where(flag.reshape(flag.shape + (1,) * (a.ndim - 1)), a, b), new, old)
 
 

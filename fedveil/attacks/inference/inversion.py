@@ -135,7 +135,7 @@ def _ascend(how: _Ascent, params: Params, label: Array) -> Array:
 
 
 def closed(seen: ModelObservation, models: Params, classes: np.ndarray, settings: Inversion) -> np.ndarray:
-    """Logistic regression solved for its input, then stretched to the range."""
+    """Inverts a logistic regression in closed form, then stretches the inputs to the range of the data."""
     layer = models[next(iter(models))]
     solved = np.stack(
         [
@@ -150,7 +150,10 @@ def closed(seen: ModelObservation, models: Params, classes: np.ndarray, settings
 
 
 def solve(w: np.ndarray, b: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """[classes, inputs]: the shortest x with softmax(wᵀx + b) as asked; w [inputs, labels], b [labels]."""
+    """[classes, inputs]: the shortest x that the model assigns to each class with probability CONFIDENCE.
+
+    The model is softmax(wᵀx + b), with w [inputs, labels] and b [labels].
+    """
     labels = len(b)
     wanted = np.full((len(classes), labels), (1 - CONFIDENCE) / (labels - 1))
     wanted[np.arange(len(classes)), classes] = CONFIDENCE

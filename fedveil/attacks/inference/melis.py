@@ -30,7 +30,7 @@ PENALTY = 10.0  # the inverse weight of the squared coefficients (C), for update
 
 @dataclass(frozen=True)
 class Melis(PropertyAttack):
-    """Property by a classifier of updates, membership by the cosine with a record's gradient."""
+    """Infers a property by a classifier of updates, and membership by the cosine with a record's gradient."""
 
     name: ClassVar[str] = "melis"
     summary: ClassVar[str] = "whether a batch has a property, from updates (Melis et al. 2019)"
@@ -41,7 +41,7 @@ class Melis(PropertyAttack):
 
 
 def property_scores(observation: UpdateObservation, seed: int = 0) -> np.ndarray:
-    """[asked]: the larger, the likelier that the examples behind an update have the property."""
+    """[asked]: a larger score means that the examples behind an update are more likely to have the property."""
     maker = UpdateMaker(observation, np.random.default_rng([seed, 0x7072]))
     found = []
     for index in observation.asked:
@@ -83,7 +83,7 @@ class UpdateMaker:
 
 
 def classify(having: np.ndarray, lacking: np.ndarray, update: np.ndarray) -> float:
-    """How far `update` [values] is on the side of the updates `having` [n, values] the property, by logistic regression."""
+    """The log-odds that `update` [values] has the property, by a logistic regression on known updates [n, values]."""
     from sklearn.linear_model import LogisticRegression
 
     known = np.concatenate([having, lacking]).astype(np.float64)

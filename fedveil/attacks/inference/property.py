@@ -1,7 +1,7 @@
 """Properties that an attacker looks for in the examples behind an update: `class:N`, or `column:NAME` of attribute data.
 
 Examples have the property `class:N` if at least one of them is of the class. They have the property `column:NAME` if at
-least three quarters of them have the column set, and lack it if at most a quarter has. In between nothing is asked.
+least three quarters of them have the column set, and lack it if at most a quarter has. Updates in between are not used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TAKES = "takes class:N, or column:NAME of attribute data, the property to look f
 
 @dataclass(frozen=True)
 class Property:
-    """One property."""
+    """A property that a record may have: a true attribute, or membership in a class."""
 
     name: str
     column: int | None = None  # of attribute data
@@ -30,7 +30,7 @@ class Property:
         return y == self.label if self.column is None else x[:, self.column] > 0.5
 
     def of_examples(self, have: np.ndarray) -> bool | None:
-        """Whether the examples as a whole have it, given which of them [n] `have` it; None: neither."""
+        """Whether the examples as a whole have the property, given which single ones [n] `have` it. None: unclear."""
         if not len(have):
             return None
         if self.column is None:

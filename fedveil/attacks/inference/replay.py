@@ -1,8 +1,8 @@
-"""Local training made again by the attacker, on records that it has, from a model that it has seen.
+"""Replays a client's local training as the attacker: on the attacker's records, from a model that it has observed.
 
-The rules of the training are known to everyone, and the defence is among them: what it clips or drops, the attacker clips
-and drops too. The client's draws (its batches, its noise) are not known, so the attacker draws its own batches and adds no
-noise. The result is roughly the client's update on average.
+The rules of the training are public, and so is the defence: the attacker clips and drops what the defence clips and drops.
+The client's draws (batches and noise) are secret, so the attacker draws its own batches and adds no noise. The result is
+roughly the mean of the client's update.
 """
 
 from __future__ import annotations

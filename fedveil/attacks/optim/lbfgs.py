@@ -111,7 +111,7 @@ class LBFGS:
 
 
 def empty(attacks: int, n: int, dtype: Any, slots: int = PAIRS) -> Pairs:
-    """No pairs."""
+    """A memory without pairs."""
     shape = (attacks, slots + 1)
     rows, square, row = (jnp.zeros((*shape, *more), dtype) for more in ((n,), (slots + 1,), ()))
     slot, guess = jnp.zeros(attacks, jnp.int32), jnp.ones(attacks, dtype)
@@ -119,13 +119,13 @@ def empty(attacks: int, n: int, dtype: Any, slots: int = PAIRS) -> Pairs:
 
 
 def forget(pairs: Pairs, which: Array) -> Pairs:
-    """No pairs for the attacks in `which` [attacks]; the old values stay in the slots, unread."""
+    """Discards the curvature pairs of the attacks in `which` [attacks]. The old values stay in the slots, unread."""
     valid = jnp.where(which[:, None], 0.0, pairs.valid)
     return replace(pairs, valid=valid, guess=jnp.where(which, 1.0, pairs.guess))
 
 
 def direction(pairs: Pairs, g: Array, s: Array, y: Array, fresh: Array) -> tuple[Array, Pairs]:
-    """−H g [attacks, n] after taking in the pair (s, y), where `fresh` says that there is one."""
+    """The direction −H g [attacks, n], after the pair (s, y) is added for the attacks where `fresh` is set."""
     slots = pairs.valid.shape[1] - 1
     curvature, square = _dot(s, y), _dot(y, y)
     taken = fresh & (curvature > LEAST_CURVATURE) & jnp.isfinite(square)

@@ -125,7 +125,7 @@ def begin(optimizer: Optimizer, z: Array, rules: StopRules, room: int) -> Slots:
 
 
 def advance(optimizer: Optimizer, evaluate: Callable[[Array], Evaluation], slots: Slots) -> Slots:
-    """One evaluation in every running slot, and the step that follows from it."""
+    """Evaluates the objective once in every running slot, and takes the step that follows."""
     seen = evaluate(slots.z)
     running = slots.status == RUNNING
     finite = jnp.isfinite(seen.value) & jnp.isfinite(seen.slope).all(axis=1)

@@ -57,7 +57,7 @@ def _logit_layer(observation: GradientObservation) -> str:
 
 
 def _features_are_positive(observation: GradientObservation) -> bool:
-    """Whether the inputs of the last layer are known not to be negative."""
+    """Whether the inputs of the last layer are known to be zero or positive."""
     model = observation.model
     if not isinstance(model, Net):
         return False

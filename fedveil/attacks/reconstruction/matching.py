@@ -56,7 +56,7 @@ READINGS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class GradientMatching(ReconstructionAttack):
-    """Optimises dummy inputs until their gradient is the one that was observed."""
+    """Optimises dummy inputs until their gradient matches the observed one."""
 
     init: Annotated[str, Field(description="where the attack starts")] = "patterned-2x2"
     distance: Annotated[str, Field(description="the distance between dummy and observed gradient")] = "l2"

@@ -233,7 +233,7 @@ class _Worker:
         self.slots = replace(self.slots, status=jnp.where(free, FREE, self.slots.status))
 
     def turn(self, ended: dict[int, Ended]) -> bool:
-        """One chunk, and what follows from it; returns whether there is more to do."""
+        """Runs one chunk, hands back finished attacks and refills their slots; returns whether anything ran."""
         if all(a is None for a in self.owners):
             return False
         began, compiled = time.monotonic(), self.programs.seconds
@@ -322,7 +322,10 @@ def operations(problem: Problem) -> float:
 
 
 def auto_width(problem: Problem, itemsize: int, jobs: Job, on_cpu: bool) -> int:
-    """The slots of a block: as many as fit into a CPU's cache with their pairs, or into a part of a device's memory."""
+    """The number of slots in a block. On a CPU the optimiser states of all slots fit into its cache.
+
+    On other devices all slots fit into a share of the memory.
+    """
     pairs = (2 * PAIRS if problem.settings.optimizer == "lbfgs" else 4) * problem.size * itemsize
     if on_cpu:
         return _power_of_two(int(min(32, max(1, CACHE_BYTES // pairs))))
