@@ -448,8 +448,8 @@ RECIPES: tuple[Recipe, ...] = (
         fig_5,
         (*RATES, ACCURACY),
         "4 images, three shares, two defences",
-        "the attack treats a pruned gradient as complete, so its distance can stay above the paper's threshold although the "
-        "image is found. Fed-SDP does not learn at C = 4 with 100 of 1,000 clients (Table II)",
+        "the attack treats a pruned gradient as complete, so its distance can stay above the paper's threshold although "
+        "the image is found. Fed-SDP does not learn at C = 4 with 100 of 1,000 clients (Table II)",
         chart=Chart("success_rate", "share of gradient entries dropped", "content found"),
     ),
 )
