@@ -297,7 +297,7 @@ def test_the_page_says_what_a_search_tried_and_chose(tmp_path):
 
 
 def test_the_interval_of_an_inversion_stands_beside_its_ssim(tmp_path):
-    made = Cell("none", "active", "infer", ("data.name=digits",), seeds=1)
+    made = Cell("none", "active", "infer", ("data.name=digits", "attack.name=inversion"), seeds=1)
     recipe = Recipe(
         "2dp-fl/fig-6", "t", lambda size: [made], (Measure("ssim", "SSIM"), Measure("accuracy", "accuracy")), "-"
     )
