@@ -522,7 +522,7 @@ RECIPES: tuple[Recipe, ...] = (
         (Measure("success_rate", "content found (error ≤ 1e-3)", 3), BELIEVED, LABEL, *FOUND_ERRORS, MSE, ACCURACY),
         f"{SMALLER} (inverting: 500)",
         "the paper gives neither the width nor the activation of the hidden layer (ours: 64, sigmoid), nor the scaling of "
-        "attributes",
+        "attributes. The mean square error of all attacks includes those that diverged",
     ),
     _table(
         4,
@@ -639,7 +639,8 @@ RECIPES: tuple[Recipe, ...] = (
         fig_8,
         (ITERATIONS, *RATES, LABEL, FOUND_SSIM, SSIM),
         f"{SMALLER}; MNIST",
-        why=f"weights in ±0.5 saturate tanh, and its gradients then say little: see default weights; {NET}",
+        why=f"weights in ±0.5 saturate tanh, and its gradients then say little: see default weights, which do "
+        f"not help leaky ReLU; {NET}",
     ),
     _fig(
         9,

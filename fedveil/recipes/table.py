@@ -103,11 +103,12 @@ def interval(values: list[float], rate: bool) -> tuple[float | None, float | Non
 
 
 def _own_interval(rows: list[dict[str, Any]], measure: Measure) -> tuple[float | None, float | None]:
-    """The interval that a single study reports for this measure."""
-    if measure.key not in ("success_rate", "auc", "ssim", "accuracy") or len(rows) != 1:
+    """The interval that a single study reports for this measure; its `interval` is that of the first rate it has."""
+    if len(rows) != 1:
         return None, None
     result = rows[0]["result"]
-    span = result.get("ssim_interval" if measure.key == "ssim" else "interval")
+    first = next((key for key in ("success_rate", "auc", "ssim", "accuracy") if result.get(key) is not None), None)
+    span = result.get(f"{measure.key}_interval") or (result.get("interval") if measure.key == first else None)
     return (span[0], span[1]) if span else (None, None)
 
 

@@ -296,6 +296,18 @@ def test_the_page_says_what_a_search_tried_and_chose(tmp_path):
     assert "| Fed-CDP, searched | K=100 5% | lr 0.03 | lr 0.01, per_round 4: 0.250; lr 0.03: 0.500 |" in text
 
 
+def test_the_interval_of_an_inversion_stands_beside_its_ssim(tmp_path):
+    made = Cell("none", "active", "infer", ("data.name=digits", "attack.name=inversion"), seeds=1)
+    recipe = Recipe(
+        "2dp-fl/fig-6", "t", lambda size: [made], (Measure("ssim", "SSIM"), Measure("accuracy", "accuracy")), "-"
+    )
+    cache = Cache(tmp_path)
+    result = {"success_rate": None, "ssim": 0.25, "interval": [0.125, 0.375], "accuracy": 0.5}
+    cache.put(made.jobs()[0], result, 1.0, {})
+    ssim, accuracy = entries(recipe, FULL, cache)
+    assert (ssim.low, ssim.high) == (0.125, 0.375) and accuracy.low is None
+
+
 def test_the_searches_of_fed_cdp_keep_to_the_paper_s_sampling():
     """q = B·Kt/N = 0.01 with N distinct records, or with N all copies that the clients hold."""
     for made in choose("fed-cdp/table-4")[0].cells(FULL):
