@@ -40,6 +40,10 @@ class Ledger(Rows[Row]):
         made.parts, made.curves = parts, curves
         return made
 
+    def __getnewargs__(self) -> tuple[Parts, bool]:
+        """What copies and pickles are made from."""
+        return self.parts, self.curves
+
     def as_dict(self) -> list[dict[str, object]]:
         """The JSON document of `fedveil ledger`: a list of rows."""
         return [self._document(made, row) for made, rows in self.parts for row in rows]

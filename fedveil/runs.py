@@ -34,8 +34,7 @@ import numpy as np
 from fedveil.core import files
 from fedveil.core.archives import load_npz
 from fedveil.core.errors import ConfigError, FedveilError, RunError
-from fedveil.core.files import write_atomic as write_atomic
-from fedveil.core.files import write_text as write_text
+from fedveil.core.files import write_atomic, write_text
 from fedveil.core.keys import Draws
 from fedveil.core.system import Lazy, to_json
 

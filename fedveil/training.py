@@ -14,12 +14,13 @@ from types import FrameType
 from typing import Any
 
 from fedveil.accounting import ledger, transcript
-from fedveil.config import SECTIONS, Config, Defenses, Settings, from_dict, load, read, resolve, to_toml
+from fedveil.config import SECTIONS, Config, Defenses, Settings, from_dict, read, resolve, to_toml
 from fedveil.core.errors import ConfigError, Interrupted, RunError, show
+from fedveil.core.files import write_atomic, write_text
 from fedveil.federation import Arrays, Federation, federation
 from fedveil.models.layers import Params
 from fedveil.models.net import Model
-from fedveil.runs import RunFolder, environment, parameters_as_bytes, write_atomic, write_text
+from fedveil.runs import RunFolder, environment, parameters_as_bytes
 from fedveil.simulation.server import ServerState
 from fedveil.simulation.simulator import RoundReport
 
@@ -145,13 +146,10 @@ def reopen(
 
 def _own_config(run: RunFolder, defense: Defenses | None) -> Config:
     """The config of a run. A caller's own defence objects must be those it was begun with."""
-    if defense is None:
-        config = load(run.config)
-        run.check_config()
-        return config
     document = read(run.config)
-    own = from_dict({**document, "defense": defense})
-    if document.get("defense") != own.model_dump()["defense"]:
+    own = from_dict(document if defense is None else {**document, "defense": defense})
+    run.check_config()
+    if defense is not None and document.get("defense") != own.model_dump()["defense"]:
         raise _differs("defense", own.model_dump()["defense"], document.get("defense"))
     return own
 

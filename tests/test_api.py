@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import shutil
 import signal
 import subprocess
@@ -326,6 +328,8 @@ def test_account_gives_the_rows_that_the_ledger_prints(tmp_path, fedveil_cli):
     found = fedveil.account(CDP, rounds=[2, 3], accountant="pld")
     assert {row.rounds for row in found} == {2, 3} and len(found) == len(found.as_dict())
     assert found[0].as_dict() == found.as_dict()[0]
+    for again in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        assert again == found and again.as_dict() == found.as_dict()
     told = as_json(fedveil_cli("ledger", *said(CDP), "--rounds", "2,3", "--accountant", "pld", "--json", cwd=tmp_path))
     assert told == json.loads(json.dumps(found.as_dict()))
     with_curves = fedveil.account({**CDP, "train": {**CDP["train"], "noise_seed": None}}, curves=True, accountant="pld")
@@ -404,6 +408,12 @@ def test_a_run_with_a_defence_object_is_resumed_with_that_object(tmp_path):
         fedveil.train(SETTINGS, data=(X, Y), defense=Halved(), out=out, progress=lambda row: stop_in(row, 2))
     with pytest.raises(ConfigError, match=r"defense.*'factor': 0.25.*the run to go on with has"):
         fedveil.train(data=(X, Y), defense=Halved(0.25), out=out, resume=True)
+    config = out / "config.toml"
+    began = config.read_text()
+    config.write_text(began.replace("\nseed = 0", "\nseed = 1", 1))  # other clients would hold the examples
+    with pytest.raises(RunError, match="was changed after the run began"):
+        fedveil.train(data=(X, Y), defense=Halved(), out=out, resume=True)
+    config.write_text(began)
     resumed = fedveil.train(data=(X, Y), defense=Halved(), out=out, resume=True)
     assert resumed.loss == fedveil.train(SETTINGS, data=(X, Y), defense=Halved()).loss
 

@@ -61,6 +61,21 @@ def test_keys_of_a_registered_defence_are_checked(plugins: None) -> None:
         from_dict({**SETTINGS, "defense": [{"name": "loud", "loudness": 3}]})
 
 
+def test_a_mechanism_at_a_stage_that_the_defence_leaves_out_has_no_certificate(
+    plugins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clip and noise would never run. A key `stage` chooses the stage, so another value leaves the declared one out."""
+    kind = catalog.DEFENSES["loud"]
+    monkeypatch.delattr(kind, "fills")
+    monkeypatch.setattr(kind, "stage", "upload", raising=False)
+    rows = ledger.rows(plan(from_dict(SETTINGS)).transcript(), accountants=("pld",))
+    assert all(row.epsilon is None and not row.certified for row in rows)
+    assert any("loud does nothing at stage 'update'" in row.reason for row in rows)
+    monkeypatch.setattr(kind, "stage", "update")
+    rows = ledger.rows(plan(from_dict(SETTINGS)).transcript(), accountants=("pld",))
+    assert any(row.certified for row in rows)
+
+
 def test_what_is_no_plugin_is_refused() -> None:
     with pytest.raises(ConfigError, match="takes a dataclass"):
         fedveil.register_defense(int)  # type: ignore[type-var]

@@ -23,7 +23,7 @@ from fedveil.config import from_dict, load
 from fedveil.core.errors import ConfigError, Interrupted, RunError
 from fedveil.core.files import write_atomic
 from fedveil.federation import prepare
-from fedveil.run_account import account
+from fedveil.run_account import account, calibrate
 from fedveil.runs import RunFolder
 from fedveil.training import resume, train
 
@@ -453,6 +453,16 @@ def test_a_training_ends_when_its_loss_falls_no_more_and_all_rounds_are_charged(
         charged = {(r.tap, r.unit, r.rule, r.adjacency): r.epsilon for r in rows if r.accountant == "pld"}
         whole = {(r.tap, r.unit, r.rule, r.adjacency): r.epsilon for r in planned if r.accountant == "pld"}
         assert charged == whole and any(epsilon for epsilon in whole.values())
+
+
+def test_calibration_counts_the_rounds_that_it_tries():
+    """Of a config with `train.stop` too: its account of one round is not that of all that are planned."""
+    goal = {"epsilon": 1.0, "noise": 0.5}
+    private = {**STILL, "defense": [{"name": "fed-cdp"}]}
+    plain = {**private, "train": {**private["train"], "stop": None}}
+    expected = calibrate(plain, **goal)
+    assert 1 <= expected.found.rounds < 9
+    assert calibrate(private, **goal).as_dict() == expected.as_dict()
 
 
 def test_a_training_whose_loss_falls_goes_on():

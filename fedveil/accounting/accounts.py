@@ -250,11 +250,19 @@ def declared(defenses: Sequence[Defense], setting: Setting) -> tuple[Release, ..
     made = []
     for number, defense in enumerate(defenses):
         for release in defense.events(setting):
-            reason = release.reason or _broken(release, number, defenses, setting)
+            reason = release.reason or _left_out(release, defense) or _broken(release, number, defenses, setting)
             sums = release.client_noise_sums and not setting.late and _only_sums(number, defenses)
             holds, always = release.certifiable and not reason, release.every_round or chosen
             made.append(replace(release, every_round=always, client_noise_sums=sums, certifiable=holds, reason=reason))
     return tuple(made)
+
+
+def _left_out(release: Release, defense: Defense) -> str:
+    """Why the clip or the noise of a release never runs: its defence does not fill the stage; empty where it does."""
+    for stage in (release.clip_stage or release.stage, release.stage):
+        if not defense.fills(stage):
+            return f"{defense.name} does nothing at stage '{stage}', where it declares clip or noise"
+    return ""
 
 
 def _only_sums(number: int, defenses: Sequence[Defense]) -> bool:

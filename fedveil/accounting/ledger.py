@@ -99,8 +99,11 @@ def uncertified(rows: Sequence[Row], reason: str = SEEDED) -> list[Row]:
 
 
 def as_planned(setting: Setting) -> Setting:
-    """The setting in which a plan is accounted: the same training with secret draws, without `train.noise_seed`."""
-    return replace(setting, secret_draws=True)
+    """The setting of the plan: the same training with secret draws and all of its rounds.
+
+    `train.noise_seed` and `train.stop` are left out.
+    """
+    return replace(setting, secret_draws=True, may_stop=False)
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,6 @@ class LowRank(Defense):
     name: ClassVar[str] = "low-rank"
     summary: ClassVar[str] = "sends each layer as its nearest matrix of a given rank (cpl, Section 2.1)"
 
-    def fills(self, stage: str) -> bool:
-        return stage == self.stage
-
     def effect(self, stage: str) -> Effect:
         return Effect.POST_PROCESSING  # a decomposition rounds: it may enlarge a norm in the last digits
 

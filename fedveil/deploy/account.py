@@ -29,6 +29,7 @@ from fedveil.accounting.accountants import Round
 from fedveil.accounting.accounts import realised_epsilon
 from fedveil.accounting.filters import RenyiFilter
 from fedveil.core.errors import RunError
+from fedveil.core.files import write_text
 from fedveil.core.system import to_json
 from fedveil.core.taps import NODE_UNITS
 from fedveil.deploy.limits import Limits, Refused
@@ -97,7 +98,8 @@ class NodeLedger:
     def _read(self) -> tuple[list[Entry], str, list[str]]:
         """Entries, the random start of the chain, and all digests. Raises an error if an older copy was put back."""
         try:
-            lines = self.path.read_text(encoding="utf-8").splitlines()
+            # Not `splitlines`: a run's name, which the server chooses, may hold other line separators of Unicode.
+            lines = self.path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
         except FileNotFoundError:
             raise RunError(f"{self.path} is missing: restore it; the node sends nothing without its ledger") from None
         except (OSError, ValueError) as error:
@@ -155,8 +157,6 @@ class NodeLedger:
         return after
 
     def _write(self, entries: Sequence[Entry], start: str) -> None:
-        from fedveil.runs import write_text
-
         lines, last = list[str](), _digest(start)
         for entry in entries:
             lines.append(to_json({**asdict(entry), "previous": last}))

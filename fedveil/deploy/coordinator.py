@@ -12,7 +12,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from fedveil.accounting.transcript import Executed
 from fedveil.config import Config, resolve, to_toml
 from fedveil.core import keys
 from fedveil.core.errors import FedveilError, RunError
+from fedveil.core.files import write_text
 from fedveil.core.system import to_json
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
@@ -43,7 +44,7 @@ from fedveil.deploy.messages import (
 )
 from fedveil.federation import Federation, load_data, prepare
 from fedveil.random import secure
-from fedveil.runs import RunFolder, environment, write_text
+from fedveil.runs import RunFolder, environment
 from fedveil.simulation import client as client_part
 from fedveil.simulation import sampling, server
 from fedveil.simulation.inputs import RoundContext
@@ -124,10 +125,22 @@ def conduct(
     config: Config, transport: Transport, folder: RunFolder, terms: Terms, progress: Callable[[Row], None] | None = None
 ) -> dict[str, Any]:
     """Starts or resumes a deployed training; returns the document that `deploy run --json` prints."""
-    config = resolve(config)
-    check_deployable(config, test=terms.test)
-    with folder.locked():
+    with folder.locked(), _failure_in(folder):
+        config = resolve(config)
+        check_deployable(config, test=terms.test)
         return _DeployedRun(config, transport, folder, terms, progress).run()
+
+
+@contextlib.contextmanager
+def _failure_in(folder: RunFolder) -> Iterator[None]:
+    """Writes into `run.json` why the run failed. Only for the process that has the run's lock: it is nobody else's run."""
+    try:
+        yield
+    except Exception as error:
+        resume = f"; resume from the last complete round with --resume {folder.path}"
+        told = str(error) if isinstance(error, FedveilError) else f"{type(error).__name__}: {error}{resume}"
+        folder.write_info(status="failed", error=told)
+        raise
 
 
 class _DeployedRun:
@@ -264,10 +277,15 @@ class _DeployedRun:
             if not self.folder.config.exists():
                 write_text(self.folder.config, self.text)
             self.record.save(self.folder)
-            self.recorder.begin()
             restored = self.folder.restore(state)
             if restored is not None:
                 state, done, self.earlier = simulator.adopt(restored.state), restored.round, restored.seconds
+            self.recorder.begin(at_least=done)
+            if len(self.recorder.rounds) < self.record.asked:  # failed rounds count too, and no checkpoint shows them
+                told = (
+                    f"lacks some of the {self.record.asked} rounds that nodes were asked for: its account is not known"
+                )
+                raise RunError(f"{self.recorder.path} {told}")
             self.folder.clear_leftovers()
             self.folder.rewind(done)
             self.history = self.folder.read_metrics()

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import os
 import secrets
 import shutil
@@ -230,7 +229,8 @@ def _set_multiplier(made: Federation, config: Config, limits: Mapping[str, Any])
             path = made.node(number) / "node.toml"
             text = path.read_text(encoding="utf-8")
             line = f"multiplier = {limits['multiplier']!r}\n"
-            path.write_text(text.replace(line, f"multiplier = {math.floor(z * 1e4) / 1e4!r}\n"), encoding="utf-8")
+            rounded = float(f"{z * (1 - 1e-4):.5g}")  # to digits that count: never above z, and never down to zero
+            path.write_text(text.replace(line, f"multiplier = {rounded!r}\n"), encoding="utf-8")
 
 
 def _node_toml(number: int, made: Federation, classes: int, test: bool, limits: Mapping[str, Any]) -> str:

@@ -144,7 +144,6 @@ def _number(value: object) -> float:
 def conduct_run(grid: Grid, federation: Federation, given: Mapping[str, Any]) -> None:
     """Conducts one run. `fedveil deploy run` has sent its config and terms as values of the bundle's keys."""
     from fedveil.config import from_dict
-    from fedveil.core.errors import FedveilError
     from fedveil.deploy.coordinator import Terms, conduct
     from fedveil.runs import RunFolder
 
@@ -152,12 +151,4 @@ def conduct_run(grid: Grid, federation: Federation, given: Mapping[str, Any]) ->
     terms = Terms(
         float(given["quorum"]), float(given["timeout"]), float(given["wait"]), bool(given["test"]), federation.records
     )
-    try:
-        conduct(from_dict(tomllib.loads(str(given["config"]))), FlowerTransport(grid, federation), folder, terms)
-    except FedveilError as error:
-        folder.write_info(status="failed", error=str(error))
-        raise
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}; resume from the last complete round with --resume {folder.path}"
-        folder.write_info(status="failed", error=text)
-        raise
+    conduct(from_dict(tomllib.loads(str(given["config"]))), FlowerTransport(grid, federation), folder, terms)

@@ -18,10 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedveil.accounting.accountants import Round
 from fedveil.config import Config
 from fedveil.core.errors import ConfigError, FedveilError, did_you_mean, unknown_name
+from fedveil.core.files import write_text
 from fedveil.core.validation import one_line
 from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import DEFENSES
-from fedveil.runs import write_text
 
 FILE = "node.toml"
 

@@ -27,6 +27,7 @@ from fedveil.accounting.accounts import realised
 from fedveil.config import Config, from_dict, resolve, to_toml
 from fedveil.core import keys
 from fedveil.core.errors import ConfigError, DataError
+from fedveil.core.files import write_atomic
 from fedveil.core.system import to_json
 from fedveil.core.taps import NODE_UNITS
 from fedveil.data.arrays import read_arrays
@@ -41,7 +42,7 @@ from fedveil.deploy.limits import Node, Refused
 from fedveil.deploy.messages import BadMessage, Introduction, Payload, Reply, Request, pack, unpack
 from fedveil.federation import build_model, make_setting
 from fedveil.random import secure
-from fedveil.runs import named_leaves, write_atomic
+from fedveil.runs import named_leaves
 from fedveil.simulation import client as client_part
 from fedveil.simulation import sampling
 from fedveil.simulation.client import Task, accelerated

@@ -53,6 +53,14 @@ def test_replays_restarts_and_second_runs_count_on(ledger: NodeLedger, tmp_path:
     assert len(ledger.entries()) == 3
 
 
+@pytest.mark.parametrize("name", ["\u2028", "\u2029", "\x85", "a\nb", "\x1c"])
+def test_the_name_of_a_run_cannot_damage_the_ledger(ledger: NodeLedger, name: str) -> None:
+    """The server chooses it: a line separator in it would end all further rounds of this node."""
+    ledger.spend(entry(0, run=name), Limits())
+    ledger.spend(entry(1, run=name), Limits())
+    assert [one.run for one in ledger.entries()] == [name, name]
+
+
 def test_runs_of_other_kinds_compose(ledger: NodeLedger) -> None:
     ledger.spend(entry(0), Limits())
     alone = ledger.epsilon("example", 1e-5)

@@ -132,14 +132,15 @@ def test_a_node_shows_its_account_and_its_command(tmp_path: Path, capsys: pytest
     assert "no limits for steps, rounds, multiplier, clip, clip_min" in capsys.readouterr().err
 
 
-def test_limits_come_from_the_config_that_the_owner_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize("noise", [3.0, 1e-6])
+def test_limits_come_from_the_config_that_the_owner_names(tmp_path: Path, noise: float) -> None:
     pytest.importorskip("cryptography", reason="comes with Flower: pip install 'fedveil[flower]'")
     config = from_dict(
         {
             "data": {"name": "digits", "clients": 2, "per_client": 60},
             "model": {"name": "logistic"},
             "train": {"rounds": 7, "per_round": 2, "local_steps": 3, "batch": 4},
-            "defense": [{"name": "fed-cdp", "clip": 2.0, "clip_end": 0.5, "noise": 3.0}],
+            "defense": [{"name": "fed-cdp", "clip": 2.0, "clip_end": 0.5, "noise": noise}],
         }
     )
     made = Federation(tmp_path / "f", "localhost", 9500, 2)

@@ -160,6 +160,50 @@ def test_below_the_quorum_the_run_stops_and_goes_on_later_with_all_that_was_aske
     assert json.loads((folder.path / "deploy.json").read_text())["asked"] == 4
 
 
+@pytest.mark.parametrize("damage", ["missing", "empty", "failed attempt cut off"])
+def test_a_run_that_lost_part_of_its_transcript_does_not_go_on(tmp_path: Path, damage: str) -> None:
+    nodes = Puppets()
+    nodes.answers = silent((1, 0), (1, 1), (1, 2))
+    folder = RunFolder.create(tmp_path / "run")
+    with pytest.raises(RunError, match="quorum"):
+        conduct(config_of(**PLAIN), nodes, folder, Terms())
+    file, asked = folder.path / "transcript.jsonl", len(nodes.asked)
+    lines = file.read_text().splitlines(keepends=True)
+    if damage == "missing":
+        file.unlink()
+    else:  # round 1 was asked for and has no checkpoint: its lines are the last two
+        file.write_text("" if damage == "empty" else "".join(lines[:-2]))
+    nodes.answers = {}
+    for _ in range(2):  # the first refusal must not leave a file that the second attempt takes for whole
+        with pytest.raises(RunError, match="account.* is not known"):
+            conduct(config_of(**PLAIN), nodes, folder, Terms())
+    assert len(nodes.asked) == asked
+
+
+def test_a_second_coordinator_writes_nothing_into_a_run_that_is_in_use(tmp_path: Path) -> None:
+    folder, unfit = RunFolder.create(tmp_path / "run"), config_of(train={"dropout": 0.5})
+    with folder.locked():
+        folder.write_info(status="running", rounds_done=7)
+        with pytest.raises(RunError, match="is in use"):
+            conduct(unfit, Puppets(), folder, Terms())
+        assert folder.read_info() == {"status": "running", "rounds_done": 7}
+    with pytest.raises(ConfigError, match=r"train\.dropout"):  # with the lock, the reason is for who follows the run
+        conduct(unfit, Puppets(), folder, Terms())
+    assert folder.read_info()["status"] == "failed" and "train.dropout" in folder.read_info()["error"]
+
+
+def test_the_app_of_the_server_leaves_failures_to_who_has_the_lock(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedveil[flower]'")
+    from fedveil.deploy.files import Federation
+    from fedveil.deploy.flower import conduct_run
+
+    folder, there = RunFolder.create(tmp_path / "run"), Federation(tmp_path, "127.0.0.1", 1, 4)
+    terms = {"folder": str(folder.path), "quorum": 0.5, "timeout": 1.0, "wait": 0.0, "test": False}
+    with folder.locked(), pytest.raises(RunError, match="is in use"):
+        conduct_run(None, there, {**terms, "config": to_toml(resolve(config_of()))})
+    assert not folder.info.exists()
+
+
 def test_nodes_that_are_away_are_not_asked_and_one_that_never_comes_is_named(tmp_path: Path) -> None:
     nodes = Puppets()
     nodes.there = {0, 1, 2}
