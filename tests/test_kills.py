@@ -237,6 +237,7 @@ def kill_reproductions(kills: int, drawn: random.Random, folder: Path, environme
     return command.kills
 
 
+@pytest.mark.slow
 def test_a_few_kills_of_a_training(whole, environment, tmp_path):
     assert kill_training(2, random.Random(1), tmp_path, whole, environment) >= 1
 

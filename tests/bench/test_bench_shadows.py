@@ -8,6 +8,7 @@ import pytest
 from benchmarks import shadows as bench
 
 
+@pytest.mark.slow
 def test_a_batch_is_compared_with_one_alone(monkeypatch):
     """A real run in small, on a clock that is one second later at each look: every training takes one second."""
     for name, value in {"MODELS": ("logistic",), "SIZE": 20, "BATCH": 10, "CLIENTS": 2}.items():
