@@ -241,6 +241,7 @@ def test_variants_share_the_compiled_programs():
             setattr(simulator, name, None)
 
 
+@pytest.mark.slow
 def test_shadow_federations_compile_a_program_once_for_all_threads():
     federation = prepare(load(None, SMALL))
     given = np.ones((4, len(federation.simulator.y)), bool)

@@ -177,6 +177,7 @@ def test_the_lab_offers_an_installed_defence(installed: Path, tmp_path: Path) ->
     assert "'loud'" in run(script, site=installed, cwd=tmp_path).stdout
 
 
+@pytest.mark.slow
 def test_an_installed_attack_is_found_by_its_name(installed: Path, tmp_path: Path) -> None:
     given = ["-s", "attack.name=grey", "-s", "attack.shade=0.25", "-s", "attack.images=2", "-s", "data.clients=4"]
     told = driven({"attack": ["attack", *given, "--json"], "list": ["list", "attacks", "--json"]}, installed, tmp_path)

@@ -122,6 +122,7 @@ def interrupted(path: Path, number: signal.Signals, arguments: list[str]):
     return process.returncode, err
 
 
+@pytest.mark.slow  # the same with secret draws is in test_secret_draws.py
 def test_killed_and_resumed_ends_the_same(undisturbed, tmp_path, fedveil_cli):
     path = tmp_path / "run"
     status, _ = interrupted(path, signal.SIGKILL, [*OPTIONS, "--out", str(path)])

@@ -56,6 +56,7 @@ def test_other_numbers_of_clients_are_compared_with_opacus_alone(monkeypatch, ml
     assert [row["ratio"] for row in rows] == pytest.approx([12 / (3 * 2) / 4, 12 / (6 * 2) / 4])
 
 
+@pytest.mark.slow
 def test_all_sides_train_the_same_federation(monkeypatch, mlp):
     """A real run in small: the federations differ only in what the rows compare."""
     lines, played, real = [], [], bench.play_rounds

@@ -111,7 +111,7 @@ CDP_ON_SUM = {"example": 6 * 4 * math.sqrt(5), "batch": 6 * 4, "cohort": 6 * 4 /
 
 
 @pytest.mark.parametrize("placement", CDP_ON_SUM)
-@pytest.mark.parametrize("present", [0, 2, 5, 8])
+@pytest.mark.parametrize("present", [0, pytest.param(2, marks=pytest.mark.slow), 5, 8])
 def test_fed_cdp_noise_on_the_sum_is_nominal_whatever_the_batch(placement, present):
     """Empty, small, nominal and large Poisson batches: the same variance, one by one, summed and fused."""
     defense = FedCDP(placement=placement)

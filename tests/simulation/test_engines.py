@@ -76,7 +76,8 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize(
-    "variant", [pytest.param(v, marks=pytest.mark.slow) if v in ("momentum", "adagrad") else v for v in VARIANTS]
+    "variant",
+    [pytest.param(v, marks=pytest.mark.slow) if v in ("momentum", "adagrad", "adam") else v for v in VARIANTS],
 )
 def test_every_sampling_and_optimiser_agrees_with_the_reference(variant):
     train = VARIANTS[variant]

@@ -123,8 +123,8 @@ def model_after(simulator, rounds=2):
         ({"name": "none"}, {"optimizer": "momentum"}),
         ({"name": "fed-cdp", "clip": 0.5, "noise": 0.1}, {}),
         ({"name": "fed-cdp", "clip": 0.5, "noise": 0.1, "placement": "batch", "clip_end": 0.1}, {}),
-        ({"name": "fed-sdp", "clip": 0.5, "noise": 0.1}, {}),
-        ({"name": "gradient-noise", "scale": 0.1}, {}),
+        pytest.param({"name": "fed-sdp", "clip": 0.5, "noise": 0.1}, {}, marks=pytest.mark.slow),
+        pytest.param({"name": "gradient-noise", "scale": 0.1}, {}, marks=pytest.mark.slow),
         ({"name": "dgc"}, {}),
     ],
 )
