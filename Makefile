@@ -45,7 +45,9 @@ unit: dev
 	XLA_FLAGS="$$flags" $(PYTEST) -m "not slow and not codegen"
 	$(PYTEST) -m "codegen and not slow"
 
-test: lint unit
+# Linter and type checker run beside the tests: the type checker uses one core only.
+test: dev
+	$(MAKE) -j2 lint unit
 
 # What takes long to compile and is left out above.
 slow: dev

@@ -93,7 +93,15 @@ def no_new_datasets():
     DATASETS.update(known)
 
 
-@pytest.mark.parametrize("text", examples("python"))
+LONG_EXAMPLES = ("CONTRIBUTING-2", "attacks-0", "attacks-1", "python-5")  # seconds each
+
+
+def marked(examples):
+    """The examples, of which the longest run in `make slow`."""
+    return [pytest.param(*e.values, id=e.id, marks=pytest.mark.slow if e.id in LONG_EXAMPLES else ()) for e in examples]
+
+
+@pytest.mark.parametrize("text", marked(examples("python")))
 def test_python_examples_run(text, tmp_path, monkeypatch, capsys, no_new_datasets):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(catalog, "DEFENSES", dict(catalog.DEFENSES))  # an example may register a defence

@@ -318,6 +318,7 @@ def test_a_full_disk_while_training(at, federation, ended, prepared, tmp_path, f
     assert transcript_of(run) == transcript_of(ended)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", range(1, 5))
 def test_a_full_disk_while_an_attack_is_stored(at, ended, prepared, tmp_path, fedveil_cli):
     run = tmp_path / "run"
