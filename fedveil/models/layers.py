@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from fedveil.core.system import Lazy
 
 if TYPE_CHECKING:
@@ -77,8 +79,10 @@ class Layer(Protocol):
 
 def glorot(key: Array, shape: Shape, fan_in: int, fan_out: int) -> Array:
     """Glorot's uniform initialisation, the default of the library that the fed-cdp authors used."""
+    from fedveil.random.noise import uniform  # imported when weights are drawn: an account needs no JAX
+
     limit = math.sqrt(6.0 / (fan_in + fan_out))
-    return jax.random.uniform(key, shape, minval=-limit, maxval=limit)
+    return uniform(key, shape, -limit, limit)
 
 
 class Plain:
@@ -96,7 +100,7 @@ class Plain:
 
 
 def _with_bias(w: Array, units: int, bias: bool) -> LayerParams:
-    return {"w": w, "b": jnp.zeros(units, w.dtype)} if bias else {"w": w}
+    return {"w": w, "b": jnp.asarray(np.zeros(units, w.dtype))} if bias else {"w": w}
 
 
 @dataclass(frozen=True)
@@ -254,7 +258,9 @@ class GroupNorm:
         return shape
 
     def init(self, key: Array, shape: Shape) -> Params:
-        return {self.name: {"scale": jnp.ones(shape[-1]), "shift": jnp.zeros(shape[-1])}}
+        dtype = jnp.result_type(float)
+        scale, shift = np.ones(shape[-1], dtype), np.zeros(shape[-1], dtype)  # NumPy's: jnp.ones compiles a program
+        return {self.name: {"scale": jnp.asarray(scale), "shift": jnp.asarray(shift)}}
 
     def apply(self, params: Params, x: Array, context: Context) -> Array:
         apart = x - self._mean(x)

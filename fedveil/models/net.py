@@ -53,9 +53,11 @@ class Net:
     def init(self, key: Array) -> Params:
         params = init_all(self.layers, key, self.input_shape)
         if self.initial == "uniform-0.5":
+            from fedveil.random.noise import uniform
+
             leaves, tree = jax.tree.flatten(params)
             keys = jax.random.split(key, len(leaves))
-            drawn = [jax.random.uniform(k, a.shape, a.dtype, -0.5, 0.5) for k, a in zip(keys, leaves, strict=True)]
+            drawn = [uniform(k, a.shape, -0.5, 0.5) for k, a in zip(keys, leaves, strict=True)]
             params = jax.tree.unflatten(tree, drawn)
         return params
 

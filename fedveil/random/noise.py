@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedveil.random import secure
 
@@ -108,7 +109,7 @@ def normal(key: Array, count: int) -> Array:
 
 def normal_pairs(key: Array, counters: Array) -> tuple[Array, Array]:
     """The two normal numbers of each counter; `key` [2] is the data of a Threefry key."""
-    return box_muller(*threefry(key, counters, STREAM))
+    return box_muller(*threefry(key, counters, np.uint32(STREAM)))
 
 
 def _in_turns(key: Array, blocks: int) -> Array:
@@ -128,17 +129,37 @@ def _in_turns(key: Array, blocks: int) -> Array:
     return jax.lax.fori_loop(0, TURNS, turn, jnp.zeros(TURNS * size, jnp.complex64))[:blocks]
 
 
-def threefry(key: Array, low: Array, high: int) -> tuple[Array, Array]:
-    """Threefry-2x32 with 20 rounds (Salmon et al. 2011) of the counters (low, high)."""
-    words = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(PARITY))
-    a, b = low + words[0], jnp.uint32(high) + words[1]
+def threefry(key: Any, low: Any, high: Any) -> tuple[Any, Any]:
+    """Threefry-2x32 with 20 rounds (Salmon et al. 2011) of the counters (low, high), for arrays of JAX or of NumPy."""
+    words = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(PARITY))
+    a, b = low + words[0], high + words[1]
     for group in range(5):
         for turn in ROTATIONS[group % 2]:
             a = a + b
-            b = a ^ ((b << jnp.uint32(turn)) | (b >> jnp.uint32(32 - turn)))
+            b = a ^ ((b << np.uint32(turn)) | (b >> np.uint32(32 - turn)))
         a = a + words[(group + 1) % 3]
-        b = b + words[(group + 2) % 3] + jnp.uint32(group + 1)
+        b = b + words[(group + 2) % 3] + np.uint32(group + 1)
     return a, b
+
+
+def uniform(key: Array, shape: tuple[int, ...], low: float, high: float) -> Array:
+    """The numbers of `jax.random.uniform`, drawn by NumPy where the key is known: no program is compiled for each shape.
+
+    XLA takes 0.25 s to compile a draw of another shape, most of the start of a small training. Equal to the last bit on a
+    CPU: XLA fuses the product and the sum, so they are computed in double precision and rounded once.
+    """
+    known = not isinstance(key, jax.core.Tracer) and jax.random.key_impl(key) == "threefry2x32"
+    if not known or jnp.result_type(float) != jnp.float32:
+        return jax.random.uniform(key, shape, minval=low, maxval=high)
+    count = math.prod(shape)
+    with np.errstate(over="ignore"):
+        words = threefry(
+            np.asarray(jax.random.key_data(key)), np.zeros(count, np.uint32), np.arange(count, dtype=np.uint32)
+        )
+    unit = ((words[0] ^ words[1]) >> np.uint32(9) | np.uint32(0x3F800000)).view(np.float32) - np.float32(1.0)
+    first, last = np.float32(low), np.float32(high)
+    scaled = unit.astype(np.float64) * np.float64(last - first) + np.float64(first)
+    return jnp.asarray(np.maximum(first, scaled.astype(np.float32)).reshape(shape))
 
 
 def box_muller(first: Array, second: Array) -> tuple[Array, Array]:

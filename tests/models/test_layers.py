@@ -7,6 +7,7 @@ import pytest
 
 from fedveil.kernels import clipping
 from fedveil.models.layers import Context, GroupNorm
+from fedveil.random import noise
 
 
 def test_group_normalisation_is_over_the_channels_of_a_group_within_an_example():
@@ -36,3 +37,22 @@ def test_gradients_of_a_convolution_are_sums_over_positions_whichever_way_they_a
     linear = clipping.clipping_linear(jnp.asarray(bound))
     (gradient,) = jax.vjp(lambda p: linear("", p, jnp.asarray(x)), params)[1](jnp.asarray(g))
     np.testing.assert_allclose(gradient["w"], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(37, 11), (3, 3, 2, 8)])
+def test_weights_drawn_by_numpy_are_those_of_jax_to_the_last_bit(shape):
+    for seed, limit in ((0, 0.5), (1, 0.1234), (2, 0.0777), (3, 0.31), (2**31 - 1, 1e-3)):
+        key = jax.random.key(seed, impl="threefry2x32")
+        wanted = np.asarray(jax.random.uniform(key, shape, minval=-limit, maxval=limit))
+        assert np.array_equal(noise.uniform(key, shape, -limit, limit), wanted)
+        traced = jax.jit(lambda key, limit=limit: noise.uniform(key, shape, -limit, limit))(key)
+        np.testing.assert_allclose(traced, wanted, rtol=1e-5)
+
+
+def test_weights_in_double_precision_and_of_another_generator_are_drawn_by_jax():
+    with jax.enable_x64(True):
+        key = jax.random.key(0, impl="threefry2x32")
+        got = noise.uniform(key, (5,), -0.5, 0.5)
+        assert got.dtype == np.float64 and np.array_equal(got, jax.random.uniform(key, (5,), minval=-0.5, maxval=0.5))
+    key = jax.random.key(0, impl="rbg")
+    assert np.array_equal(noise.uniform(key, (5,), -0.5, 0.5), jax.random.uniform(key, (5,), minval=-0.5, maxval=0.5))

@@ -26,7 +26,7 @@ COUNT = 1_000_001
     ],
 )
 def test_threefry_gives_its_known_answers(key, counter, words):
-    got = noise.threefry(jnp.asarray(key, jnp.uint32), jnp.asarray([counter[0]], jnp.uint32), counter[1])
+    got = noise.threefry(jnp.asarray(key, jnp.uint32), jnp.asarray([counter[0]], jnp.uint32), np.uint32(counter[1]))
     assert tuple(int(w[0]) for w in got) == words
 
 
