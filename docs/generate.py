@@ -1,7 +1,7 @@
 """Writes the generated pages: `python docs/generate.py`.
 
 docs/config.md and docs/names.md are generated from the tables that check a config, docs/api.md from the docstrings of the
-public names, docs/reproduction.md and docs/performance.md from the measured data. A test fails if a page in the
+public names, docs/reproduction.md, docs/reproduction/ and docs/performance.md from the measured data. A test fails if a page in the
 repository differs from the generated text.
 """
 
@@ -11,6 +11,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import UnionType
@@ -263,23 +264,36 @@ def _parameter(parameter: inspect.Parameter) -> str:
     return f"{stars}{parameter.name}{typed}{default}"
 
 
-# --- reproduction.md
+# --- reproduction.md and reproduction/
+
+SUMMARIES = HERE / "data" / "summaries"
+PAPERS = ("fed-cdp", "cpl", "2dp-fl", "dpfl", "beyond")
 
 
 def reproduction_page() -> str:
-    """All tables and figures of the papers, from the cells in data/cells.jsonl."""
+    """What was tried, and which claims of the papers hold."""
+    from fedveil.recipes.page import overview
+
+    head = (SUMMARIES / "head.txt").read_text(encoding="utf-8").strip()
+    return "\n".join([MADE, "", "# Reproduction", "", head, "", "## Claims", "", overview(_summaries())])
+
+
+def paper_page(paper: str) -> str:
+    """All tables and figures of one paper, from the cells in data/cells.jsonl."""
     from fedveil.recipes.cache import Cache
     from fedveil.recipes.catalog import recipes
     from fedveil.recipes.page import page
 
-    summaries = {file.stem: file.read_text(encoding="utf-8") for file in (HERE / "data" / "summaries").glob("*.txt")}
-    head = (HERE / "data" / "summaries" / "head.txt").read_text(encoding="utf-8").strip()
-    body = page(recipes().values(), Cache(HERE / "data"), summaries)
-    return "\n".join([MADE, "", "# Reproduction", "", head, "", body])
+    return "\n".join([MADE, "", page(paper, recipes().values(), Cache(HERE / "data"), _summaries()[paper])])
+
+
+def _summaries() -> dict[str, str]:
+    """What is written by hand of each paper."""
+    return {paper: (SUMMARIES / f"{paper}.txt").read_text(encoding="utf-8") for paper in PAPERS}
 
 
 def reproduction_pictures() -> dict[str, str]:
-    """The figures of that page, and Fig 6(a) of attacks/inversion.md, by name in pictures/."""
+    """The figures of these pages, and Fig 6(a) of attacks/inversion.md, by name in pictures/."""
     from benchmarks.inversion_charts import chart6a
     from fedveil.recipes.cache import Cache
     from fedveil.recipes.catalog import recipes
@@ -349,6 +363,7 @@ PAGES = {
     "names.md": names_page,
     "api.md": api_page,
     "reproduction.md": reproduction_page,
+    **{f"reproduction/{paper}.md": partial(paper_page, paper) for paper in PAPERS},
     "performance.md": performance_page,
     "security.md": security_page,
 }

@@ -43,7 +43,18 @@ def examples(language):
     ]
 
 
-@pytest.mark.parametrize("page", ["config.md", "names.md", "api.md", "reproduction.md", "security.md"])
+PAPERS = ("fed-cdp", "cpl", "2dp-fl", "dpfl", "beyond")
+GENERATED = [
+    "config.md",
+    "names.md",
+    "api.md",
+    "reproduction.md",
+    "security.md",
+    *(f"reproduction/{p}.md" for p in PAPERS),
+]
+
+
+@pytest.mark.parametrize("page", GENERATED)
 def test_generated_pages_are_fresh(page):
     made = generator().PAGES[page]()
     assert (ROOT / "docs" / page).read_text(encoding="utf-8") == made, "run 'python docs/generate.py'"

@@ -1,7 +1,8 @@
-"""The documentation page of all reproductions, generated from measured cells; only the summaries are written by hand."""
+"""The documentation pages of the reproductions, generated from measured cells; only the summaries are written by hand."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from fedveil.recipes.cache import Cache
@@ -13,21 +14,57 @@ from fedveil.report.charts import Chart
 from fedveil.report.tables import table_markdown
 
 
-def page(recipes: Iterable[Recipe], cache: Cache, summaries: Mapping[str, str]) -> str:
-    """All recipes by paper: the summary of the paper, then each table with the published values in brackets."""
-    lines: list[str] = []
-    paper = ""
+VERDICTS = ("holds", "holds under another reading", "does not hold", "not resolved")
+LINK = re.compile(r"\]\((?![a-z]+:|#|/)([^)]+)\)")  # a link to a file
+
+
+def page(paper: str, recipes: Iterable[Recipe], cache: Cache, summary: str) -> str:
+    """One paper: its summary, then each table with the published values in brackets.
+
+    Summaries and tables link to files beside `reproduction.md`. The page is one folder below.
+    """
+    lines = [f"# Reproduction: {paper}", "", summary.strip(), ""]
     for recipe in recipes:
-        if recipe.paper != paper:
-            paper = recipe.paper
-            lines += [f"## {paper}", "", summaries.get(paper, "").strip(), ""]
-        lines += section(recipe, cache)
-    return "\n".join(lines).rstrip() + "\n"
+        if recipe.paper == paper:
+            lines += section(recipe, cache)
+    return LINK.sub(r"](../\1)", "\n".join(lines).rstrip() + "\n")
+
+
+def overview(summaries: Mapping[str, str]) -> str:
+    """How many claims of each paper hold, and every claim that does not hold as printed."""
+    counts, failed = [], []
+    for paper, summary in summaries.items():
+        found = claims(summary)
+        if found:
+            counts.append(
+                [f"[{paper}](reproduction/{paper}.md)", *(str(_count(found, verdict)) for verdict in VERDICTS)]
+            )
+        failed += [[paper, claim, verdict] for claim, verdict in found if "does not hold" in verdict.lower()]
+    tables = (["paper", *VERDICTS], counts), (["paper", "claim", "verdict"], failed)
+    first, second = ("\n".join(_plain_table(head, body)) for head, body in tables)
+    return f"{first}\n\nA claim with two verdicts counts under the first. Claims that do not hold, at least in part:\n\n{second}\n"
+
+
+def claims(summary: str) -> list[tuple[str, str]]:
+    """Claim and verdict of each row of a summary's first table."""
+    rows = [line.strip("|").split(" | ") for line in summary.splitlines() if line.startswith("| ")]
+    return [(row[0].strip(), row[1].strip()) for row in rows[1:] if len(row) >= 4]
+
+
+def _count(found: list[tuple[str, str]], verdict: str) -> int:
+    """The number of claims whose text begins with this verdict and with no longer one."""
+    first = [max((v for v in VERDICTS if text.lower().startswith(v)), key=len, default="") for _, text in found]
+    return first.count(verdict)
+
+
+def _plain_table(head: list[str], body: list[list[str]]) -> list[str]:
+    """A Markdown table whose cells are Markdown already."""
+    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body)]
 
 
 def section(recipe: Recipe, cache: Cache) -> list[str]:
     """One recipe at the paper's size, and at the quick size if the former was not measured completely."""
-    lines = [f"### {recipe.name}: {recipe.title}", ""]
+    lines = [f"## {recipe.name}: {recipe.title}", ""]
     lines += [f"The paper says: {claim}" for claim in claims_of(recipe.name)]
     lines += [""] if claims_of(recipe.name) else []
     sizes = [size for size in (FULL, QUICK) if any(e.seeds for e in entries(recipe, size, cache))]

@@ -18,7 +18,7 @@ from fedveil.recipes import cell, kinds, run
 from fedveil.recipes.cache import RECONSTRUCTIONS, Cache
 from fedveil.recipes.catalog import choose, recipes
 from fedveil.recipes.cell import FULL, QUICK, Cell, Job, Measure, Recipe
-from fedveil.recipes.page import section
+from fedveil.recipes.page import overview, section
 from fedveil.recipes.published import PAPERS, published, value_of
 from fedveil.recipes.table import entries, reach
 
@@ -345,3 +345,11 @@ def test_several_processes_find_what_one_finds_and_one_that_dies_fails_its_own_c
     assert {r["workers"] for r in together.rows.values()} == {2} and {r["workers"] for r in alone.rows.values()} == {1}
     again = run.run([sizes(4, 6)], QUICK, together, workers=2)
     assert again.cached == 2 and again.spent == 0
+
+
+def test_the_overview_counts_verdicts_and_names_what_does_not_hold():
+    summary = "| claim | verdict | where | measured |\n|---|---|---|---|\n| a | holds | T | 1 |\n| b | does not hold. Search: x | T | 2 |\n"
+    summary += "| c | holds under another reading | T | 3 |\n| d | holds here; does not hold there | T | 4 |\n\nProse | with a bar.\n"
+    text = overview({"one": summary, "none": "No claims.\n"})
+    assert "| [one](reproduction/one.md) | 2 | 1 | 1 | 0 |" in text
+    assert "| one | b |" in text and "| one | d |" in text and "| one | c |" not in text and "none" not in text
