@@ -1,8 +1,8 @@
 """Writes the generated pages: `python docs/generate.py`.
 
-docs/config.md and docs/names.md are generated from the tables that check a config, docs/api.md from the docstrings of the
-public names, docs/reproduction.md, docs/reproduction/ and docs/performance.md from the measured data. A test fails if a page in the
-repository differs from the generated text.
+config.md and names.md are generated from the tables that check a config, api.md from the docstrings of the public names,
+reproduction.md, reproduction/ and performance.md from the measured data. A test fails if a page in the repository differs
+from the generated text.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from fedveil.recipes.table import Entry, chart, entries, number
 from fedveil.report.charts import Chart
 from fedveil.report.tables import table_markdown
 
-
 VERDICTS = ("holds", "holds under another reading", "does not hold", "not resolved")
 LINK = re.compile(r"\]\((?![a-z]+:|#|/)([^)]+)\)")  # a link to a file
 
@@ -42,7 +41,8 @@ def overview(summaries: Mapping[str, str]) -> str:
         failed += [[paper, claim, verdict] for claim, verdict in found if "does not hold" in verdict.lower()]
     tables = (["paper", *VERDICTS], counts), (["paper", "claim", "verdict"], failed)
     first, second = ("\n".join(_plain_table(head, body)) for head, body in tables)
-    return f"{first}\n\nA claim with two verdicts counts under the first. Claims that do not hold, at least in part:\n\n{second}\n"
+    between = "A claim with two verdicts counts under the first. Claims that do not hold, at least in part:"
+    return f"{first}\n\n{between}\n\n{second}\n"
 
 
 def claims(summary: str) -> list[tuple[str, str]]:

@@ -348,8 +348,11 @@ def test_several_processes_find_what_one_finds_and_one_that_dies_fails_its_own_c
 
 
 def test_the_overview_counts_verdicts_and_names_what_does_not_hold():
-    summary = "| claim | verdict | where | measured |\n|---|---|---|---|\n| a | holds | T | 1 |\n| b | does not hold. Search: x | T | 2 |\n"
-    summary += "| c | holds under another reading | T | 3 |\n| d | holds here; does not hold there | T | 4 |\n\nProse | with a bar.\n"
+    verdicts = ("holds", "does not hold. Search: x", "holds under another reading", "holds here; does not hold there")
+    rows = [f"| {claim} | {verdict} | T | 1 |" for claim, verdict in zip("abcd", verdicts, strict=True)]
+    summary = "\n".join(
+        ["| claim | verdict | where | measured |", "|---|---|---|---|", *rows, "", "Prose | with a bar."]
+    )
     text = overview({"one": summary, "none": "No claims.\n"})
     assert "| [one](reproduction/one.md) | 2 | 1 | 1 | 0 |" in text
     assert "| one | b |" in text and "| one | d |" in text and "| one | c |" not in text and "none" not in text
