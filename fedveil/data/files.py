@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,8 @@ from fedveil.core.errors import DataError
 from fedveil.core.system import user_cache
 from fedveil.data.info import DatasetInfo, FileInfo
 from fedveil.data.sources import gunzipped, reason
+
+Log = Callable[[str], None]
 
 SYSTEM_FOLDERS = (Path("/usr/share/datasets"),)
 
@@ -73,7 +75,12 @@ def read(info: DatasetInfo, file_name: str, dir: str | None = None) -> bytes:
 
 def find(info: DatasetInfo, file_name: str, dir: str | None = None) -> Path | None:
     """The path of a file, unchecked; None where it is missing."""
-    return next(_candidates(info, info.file(file_name), search_folders(dir)), None)
+    return find_in(info, info.file(file_name), search_folders(dir))
+
+
+def find_in(info: DatasetInfo, file: FileInfo, folders: list[Path]) -> Path | None:
+    """The path of a file in these folders, unchecked; None where it is missing."""
+    return next(_candidates(info, file, folders), None)
 
 
 def find_whole(info: DatasetInfo, file_name: str) -> bytes | None:
@@ -107,7 +114,8 @@ def remedy(info: DatasetInfo, file: FileInfo, folders: list[Path]) -> str:
         return f"run 'fedveil data get {info.name}'"
     # No registry and no publisher has these files in the form used here.
     own = ", ".join(str(folder) for folder in folders if folder not in SYSTEM_FOLDERS)
-    return f"put {file.name} ({file.holds}; sha256 {file.sha256}) into one of: {own}"
+    put = f"put {file.name} ({file.holds}; sha256 {file.sha256}) into one of: {own}"
+    return f"run '{info.get_command}' with {info.originals[0].label}, or {put}" if info.originals else put
 
 
 def _candidates(info: DatasetInfo, file: FileInfo, folders: list[Path]) -> Iterator[Path]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fedveil.data.dataset import Raw
 
 
@@ -48,11 +50,30 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Original:
+    """A file from outside that `fedveil data get` converts: the publisher's archive, or a user's own file."""
+
+    label: str  # in messages
+    convert: Callable[[bytes], Mapping[str, np.ndarray]]  # raises DataError for content that it cannot convert
+    file: FileInfo | None = None  # name and digests of the file itself; None: any content
+    address: str = ""  # where it can be downloaded
+
+
+@dataclass(frozen=True)
+class Converted:
+    """The arrays that were made from an original."""
+
+    arrays: Mapping[str, np.ndarray]
+    source: str  # the original, for readers of results
+
+
+@dataclass(frozen=True)
 class LoadRequest:
     """What a loader gets: its own description, access to its files, and the keys of `[data]` that it may read."""
 
     info: DatasetInfo
     read: Callable[[str], bytes]  # file name -> checked, uncompressed content
+    converted: Callable[[], Converted | None]  # what was made from an original, if there is one
     min_images: int = 20
     size: int = 32
     file: str | None = None
@@ -83,6 +104,7 @@ class DatasetInfo:
     files: tuple[FileInfo, ...] = ()
     folders: tuple[str, ...] = ()  # subfolders of a data folder that may hold the files; files are fetched to the first
     sources: tuple[Source, ...] = ()  # in the order in which `fedveil data get` tries them
+    originals: tuple[Original, ...] = ()  # files from outside, preferred to `files` once one is converted
     origin: str = "needs no file"  # said of a dataset without files
     trainable: bool = True
     keys: tuple[str, ...] = ("split", "dir")  # keys of [data] that select a version of the dataset
@@ -94,6 +116,11 @@ class DatasetInfo:
     def needs_fetch(self) -> bool:
         """Whether `fedveil data get` can fetch the files."""
         return bool(self.sources)
+
+    @property
+    def get_command(self) -> str:
+        """The command that gets the dataset; `FILE` stands for a file that the user has."""
+        return f"fedveil data get {self.name}{' --from FILE' if self.originals else ''}"
 
     def train_size(self, split: str) -> int | None:
         """Examples in the training part, or None where only the files tell."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from fedveil.data import files
+from fedveil.data import files, originals
 from fedveil.data.dataset import Dataset, split_dataset
 from fedveil.data.info import LoadRequest
 from fedveil.data.registry import dataset_named
@@ -23,11 +23,14 @@ def load(
 ) -> Dataset:
     """The dataset of this name, from the folders that `files.search_folders(dir)` lists.
 
+    Arrays that were converted from the publisher's archive are preferred to prepared files.
+
     `min_images` and `size` are for `lfw`, `file` is for the dataset `file`. `public` is the server's share of the test
     part. With `features` = `scatter`, images are replaced by the features of `scatter.py`.
     """
     info = dataset_named(name)
-    request = LoadRequest(info, partial(files.read, info, dir=dir), min_images, size, file)
+    read, converted = partial(files.read, info, dir=dir), partial(originals.read, info, dir)
+    request = LoadRequest(info, read, converted, min_images, size, file)
     dataset = split_dataset(info.load(request), split, public)
     if features == "raw":
         return dataset

