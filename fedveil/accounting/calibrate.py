@@ -33,7 +33,7 @@ class Goal:
         return ledger.certified(planned, self.tap, self.unit, self.delta, self.adjacency)
 
     def result(self, defenses: Sequence[Defense], setting: Setting, rounds: int) -> ledger.Row:
-        """The row of what was found; not certified where draws follow a seed."""
+        """The ledger row of the calibrated setting. It is not certified if the draws follow a seed."""
         row = self.row(defenses, setting, rounds)
         return row if setting.secret_draws else ledger.uncertified([row])[0]
 
@@ -101,7 +101,7 @@ def rounds_with(defenses: Sequence[Defense], setting: Setting, goal: Goal, noise
 
 
 def rounds_for(defenses: Sequence[Defense], setting: Setting, goal: Goal, most: int = MOST_ROUNDS) -> int:
-    """The most rounds, up to `most`, that keep the goal; 0 where a single one does not."""
+    """The largest number of rounds, at most `most`, that keeps the goal; 0 if even one round misses it."""
     first = goal.row(defenses, setting, 1)
     if not first.certified:
         raise _impossible(goal, first, None)

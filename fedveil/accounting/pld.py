@@ -78,7 +78,7 @@ def distribution(rounds: Rounds, delta: float, finer: float = 1.0) -> Losses | N
 
 
 def _faint(one: Round) -> bool:
-    """Whether the noise is so small that losses reach hundreds."""
+    """Whether the noise is very small: privacy losses reach several hundred."""
     most = max(count for _, count in one.counts) if one.together else 1.0
     return min(z for _, z in one.noise) < FAINT * _sensitivity(one, most)
 
@@ -284,7 +284,7 @@ class _Gaussians:
         return np.logaddexp.reduce(self.log_chances + special.log_ndtr(self.means - x), axis=0)
 
     def before(self, x: Array) -> Array:
-        """The logarithm of the probability of less than x."""
+        """log P(outcome < x)."""
         return np.logaddexp.reduce(self.log_chances + special.log_ndtr(x - self.means), axis=0)
 
 

@@ -69,7 +69,7 @@ def round_rdp(one: Round, orders: Orders = ORDERS) -> Array:
 
 
 def _mixed(parts: Sequence[tuple[float, Array]], orders: Orders) -> Array:
-    """The divergence of a mixture with a visible coin."""
+    """The Rényi divergence of a mixture whose coin is published with the outcome."""
     above = np.asarray(orders, dtype=float) - 1.0
     logs = [math.log(chance) + above * cost for chance, cost in parts if chance > 0]
     # Rounding may leave the logarithm of a sum that is one just below zero.

@@ -112,7 +112,7 @@ class Curve:
 
 
 def f_dp(scores: np.ndarray, included: np.ndarray, claim: float | None, alpha: float) -> Curve:
-    """The bound on μ of one run, by the same guesses as `one_run`, and the p-value of a claimed μ."""
+    """A lower bound on μ from one run and the p-value of a claimed μ, with the same guesses as `one_run`."""
     found = []
     for guesses, correct in _guesses(scores, included):
         share = alpha / len(SHARES)
@@ -208,9 +208,10 @@ def correlation(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def correlation_p_value(one: np.ndarray, other: np.ndarray, distribution: str) -> float:
-    """How likely two independent draws are as much alike, or as opposite.
+    """The two-sided p-value of the correlation of two draws, if they are independent.
 
-    Gaussian: t with n − 1 degrees. Others: the number of equal signs, which is binomial for every symmetric distribution.
+    Gaussian draws: Student's t with n − 1 degrees of freedom. Others: the number of equal signs, which is binomial for
+    every symmetric distribution.
     """
     if distribution == "gaussian":
         r = min(1.0, abs(correlation(one, other)))

@@ -1,13 +1,13 @@
-"""The transcript of a run: what was executed, round by round, and the only thing that an account is made from.
+"""The transcript of a run: a record of what each round executed. Every privacy account is computed from it alone.
 
 `transcript.jsonl` of a run folder begins with a header: the public facts of the run (`Setting`), the mechanisms with the
 taps that they stand before, and what the papers claim. A line follows for each round before its result is used: its
 number, the attempt (a deployed round may be asked for again, with fresh noise), its learning rate, how many clients were
 asked and lost, and z of every mechanism, read off the mechanism that ran. A last line for each round says how many
-messages were left out for not being finite. Every line ends with a check, a digest of the line and of the check before it:
-a number that was changed, or a line that is missing, is noticed. Files of older versions have no checks.
+messages were left out for not being finite. Every line ends with a check: a digest of the line and of the check before it.
+So a changed number or a missing line is noticed. Files of older versions have no checks.
 
-A plan is accounted by the transcript of rounds that have not happened (`planned`).
+A plan has a transcript too, of rounds that have not happened (`planned`).
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ _TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bo
 
 
 def _made(kind: Any, document: dict[str, Any], former: Mapping[str, str] = FORMER_NAMES) -> Any:
-    """A frozen dataclass from its table, each value of its type; former names of fields are understood."""
+    """Builds a frozen dataclass from a JSON object and checks each value's type. Former names of fields are accepted."""
     named = {former.get(key, key): tuple(v) if isinstance(v, list) else v for key, v in document.items()}
     known = {field.name: str(field.type) for field in fields(kind)}
     if named.keys() - known.keys() or (kind is not Setting and known.keys() - named.keys()):

@@ -16,10 +16,10 @@ SMALL = 32  # attacks
 
 
 def gallery(study: Study, precision: str, count: int = MOST, steps: Sequence[int] = ()) -> Pictures | None:
-    """The first examples of a study, as the first seed found them; None where examples are no images.
+    """The first examples of a study with their reconstructions by the first seed; None if examples are no images.
 
-    `steps` are earlier iterations to show: the attack is run again with that number of iterations. Attacks that take
-    another path when they have fewer iterations show none.
+    `steps`: earlier iterations to show. The attack is run again for that many iterations. An attack whose path depends on
+    the number of iterations shows none.
     """
     if len(study.groups[0].observation.shape) != 3:
         return None

@@ -356,7 +356,7 @@ def _on_gradients(
 
 
 def _check_gradients(config: Config, chosen: Attack) -> ReconstructionAttack:
-    """Refuses keys that are not read for a file of gradients."""
+    """Raises `ConfigError` for a key that an attack on a file of gradients does not read."""
     if not isinstance(chosen, ReconstructionAttack):
         takes = "infers and does not reconstruct: gradients of a file take one of the reconstructions, such as cpl"
         raise ConfigError("attack.name", chosen.name, takes)

@@ -83,7 +83,7 @@ def _digest(document: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> st
 
 
 def unscored(rows: Sequence[np.ndarray], captions: Sequence[str]) -> Pictures | None:
-    """Rows of pictures [n, height, width, channels] that are not scored one by one; the first is the reference."""
+    """Pictures without scores, from rows [n, height, width, channels]; the first row is the reference."""
     if not rows:
         return None
     none = np.full(len(rows[0][:MOST]), np.nan)

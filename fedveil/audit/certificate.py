@@ -47,18 +47,18 @@ def declared(defenses: Sequence[Defense], setting: Setting, tap: str, unit: str)
 
 @dataclass(frozen=True)
 class Attacked:
-    """What is attacked: the releases of some rounds and steps at one tap, and the weights of the clients in its sums."""
+    """What an audit attacks: the releases of `rounds` rounds and `steps` steps at one tap, and the clients' weights."""
 
     tap: str
     unit: str
     rounds: int = 1
     steps: int = 1
-    weights: tuple[float, ...] = ()  # of the clients whose sum the tap shows; empty where it shows clients apart
-    within: int = 1  # the rounds were among the first of this number: which z they had is taken at its worst
+    weights: tuple[float, ...] = ()  # of the clients in the sum that the tap shows; empty if it shows each client
+    within: int = 1  # they were among this many first rounds: the worst z of those counts
 
 
 def certificate(defenses: Sequence[Defense], setting: Setting, attacked: Attacked, delta: float) -> Certificate:
-    """ε of what is attacked, or why there is none."""
+    """ε of the attacked releases, or the reason why there is none."""
     rounds = attacked.rounds
     found = declared(defenses, setting, attacked.tap, attacked.unit)
     if found is None:

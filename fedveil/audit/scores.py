@@ -1,7 +1,8 @@
 """One run with many canaries, scored per layer, per step, per round and pooled.
 
-Each canary is put in by its own fair coin. In a first pass it is there in every step and round that is looked at; in a
-second one in the first step of the first round alone, so that differences of steps and of rounds show noise that repeats.
+A fair coin decides for each canary whether it is in the data. In a first pass, the canary is in every audited step and
+round. In a second pass, it is only in the first step of the first round: then the difference of two steps or two rounds
+shows whether their noise is the same draw.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def run_attack(
 
 
 def _counted(chosen: Config | list[str]) -> str:
-    """What the progress counts; of a run, whose config is read later, steps."""
+    """The unit of the progress bar. For a run, it is steps: the run's config is not read yet."""
     if isinstance(chosen, list):
         return "steps"
     return "rounds" if issubclass(attack_kind(chosen.attack.name), InferenceAttack) else "attacks"

@@ -120,7 +120,7 @@ class Draws:
 
 
 def generator(*numbers: int) -> np.random.Generator:
-    """A numpy generator that these numbers key, for what belongs to no run: cuts of a dataset, an attack's own draws."""
+    """A NumPy generator seeded by these numbers, for draws outside a run: splits of a dataset, an attack's own draws."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(numbers)))
 
 
@@ -142,7 +142,7 @@ def device(key: jax.Array, purpose: str, *numbers: int | jax.Array) -> jax.Array
 
 
 def root(seed: int) -> jax.Array:
-    """The device key of a seed."""
+    """The JAX key that a seed gives."""
     return jax.random.key(seed, impl="threefry2x32")
 
 

@@ -178,7 +178,10 @@ def _cut(raw: Raw, split: str) -> tuple[Part, Part, str, Part | None]:
 
 
 def cut_share(part: Part, share: float) -> tuple[Part, Part]:
-    """A fixed random cut, share : 1 - share. The first size is rounded down; both have at least one example."""
+    """Splits a part into two, of `share` and 1 - `share` of its examples, always the same way.
+
+    The first size is rounded down; both have at least one example.
+    """
     first = min(max(1, int(len(part) * share)), len(part) - 1)
     order = generator(_SPLIT_SEED).permutation(len(part))
     return part.take(np.sort(order[:first])), part.take(np.sort(order[first:]))

@@ -44,9 +44,9 @@ class Partition:
         return self.order[self.start[i] : self.start[i] + self.length[i]]
 
     def set_aside(self, share: float) -> tuple[Partition, Partition]:
-        """This share of each client's examples, evenly spread over them, and the rest: neither is empty.
+        """Splits every client's examples in two: `share` of them, evenly spaced, and the rest.
 
-        Every client needs two examples or more.
+        Both parts have at least one example of each client, so every client needs two or more.
         """
         length = self.length.astype(np.int64)
         owner = np.repeat(np.arange(self.clients), length)

@@ -148,10 +148,10 @@ class FedCDP(Scheduled):
         return bounds, clip.examples(each, bounds)
 
     def _by_slot(self, clipped: Tree, whole: Tree, bounds: dict[str, Any], width: int, at: StageContext) -> Tree:
-        """[width, ...] the noise of each slot of the batch: independent draws of σC; the first B add up to `whole`.
+        """The noise of each slot of the batch [width, ...]: draws of standard deviation σC; the first B add up to `whole`.
 
-        One draw serves both: what moves the model is `whole`, drawn once, and what the tap shows is that draw divided among
-        the slots, n_i = w_i − mean(w) + whole/B with independent w_i. So the tap is no second look at the gradients.
+        `whole` is drawn once and moves the model. The tap shows the same draw divided among the slots:
+        n_i = w_i − mean(w) + whole/B with independent w_i. So the tap does not release the gradients a second time.
         """
         import jax
         import jax.numpy as jnp

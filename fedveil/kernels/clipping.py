@@ -280,7 +280,10 @@ def _affine(params: LayerParams, x: Array, bound: Array) -> Array:
 
 
 def _affine_backward(saved: tuple[LayerParams, Array, Array], g: Array) -> tuple[LayerParams, Array, Array]:
-    """Two numbers per example and channel: example gradients are small for any image size."""
+    """Clips every example's gradient of scale and shift, then sums them.
+
+    They are two numbers per example and channel, so example by example they fit in memory at any image size.
+    """
     params, x, bound = saved
     each = {"scale": (g * x).sum(axis=(1, 2)), "shift": g.sum(axis=(1, 2))}
     scale = clip.factors(each, bound)

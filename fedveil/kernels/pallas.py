@@ -134,11 +134,12 @@ def pooled(x: Array, w: Array, bias: Array | None, relu: bool) -> tuple[Array, A
 
 
 def by_example(x: Array, g: Array, kernel: int, more: Array | None, bound: Array, scale: Scale) -> tuple[Array, Array]:
-    """Each example's gradient of the weights in bfloat16 [batch, kernel, kernel, inputs, outputs], and what `scale` makes
-    of the square of its norm, of the rounded numbers, and of the bound [batch].
+    """Each example's weight gradient in bfloat16 [batch, kernel, kernel, inputs, outputs], and its scale [batch].
 
-    `g` [batch, height, width, outputs]: derivatives by the outputs before pooling, in bfloat16 as `x` is. `more` [batch] is
-    added to the squares: of the bias, where there is one.
+    `scale` gets the squared norm of the gradient after rounding, and the bound.
+
+    `g` [batch, height, width, outputs]: derivatives with respect to the outputs before pooling, in bfloat16 as `x`.
+    `more` [batch] is added to the squared norms: the bias's share, if there is a bias.
     """
     batch, _, width, inputs = x.shape
     outputs = g.shape[-1]
@@ -275,7 +276,7 @@ Chunk = tuple[Array, Array, Array]
 
 
 def _tile(start: Any, size: int, rows: int, columns: int) -> tuple[Array, Array, Array, Array]:
-    """`size` positions of a grid from `start` on, as a column: positions, rows, columns, and which of them exist."""
+    """The `size` grid positions that begin at `start`, as columns: index, row, column, and whether the grid has it."""
     q = (start + jnp.arange(size, dtype=jnp.int32))[:, None]
     return q, q // columns, q % columns, q < rows * columns
 

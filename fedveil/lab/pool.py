@@ -89,7 +89,7 @@ class Job:
         self.finished.set_result(self)
 
     def since(self, start: int) -> tuple[list[dict[str, Any]], int]:
-        """The events from number `start` on, and the number after the last."""
+        """All events with number `start` or higher, and the number that the next event will have."""
         with self._lock:
             first = max(0, start - self.dropped)
             return self.events[first:], self.dropped + len(self.events)

@@ -44,7 +44,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def link_in(path: Path) -> str | None:
-    """The name of a link somewhere in a run: what it leads to is not shown."""
+    """The name of a symbolic link inside a run's folder, or None. The lab follows no links, so it reports no such run."""
     for parent, folders, names in os.walk(path):
         for name in (*folders, *names):
             if os.path.islink(os.path.join(parent, name)):

@@ -84,7 +84,7 @@ class Clip:
     median: bool = False  # the bound is the median norm of the batch where that is smaller: read from private data
 
     def at(self, at: Point) -> Scalar:
-        """The bound in force."""
+        """The bound in this round; with `follows_lr`, scaled as the learning rate is."""
         bound = self.bound.at(at.round)
         return bound * at.lr / at.setting.lr if self.follows_lr else bound
 

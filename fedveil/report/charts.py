@@ -155,7 +155,7 @@ class Chart:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what matplotlib says about its font cache and about characters that its font lacks."""
+    """Silences matplotlib's messages about its font cache and about characters missing from its font."""
     logger = logging.getLogger("matplotlib")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

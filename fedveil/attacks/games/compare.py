@@ -117,7 +117,11 @@ def _melis(federation: Federation, images: int) -> Found:
 
 
 def best_guesses(observation: GradientObservation, rules: LocalRules, own: AuxiliaryData) -> np.ndarray:
-    """[attacks]: for each gradient the attacker's example, of the class it infers, that most looks like a member."""
+    """For each gradient, the index of the attacker's example that is most likely its member [attacks].
+
+    Only examples of the class that the attacker infers count; the score is the projection of the update on the example's
+    own step.
+    """
     if observation.own_params:
         raise ConfigError("attack.tap", "client", "every victim received another model: attack them one by one")
     seen = ObservedUpdate(0, observation.params, np.zeros(0))

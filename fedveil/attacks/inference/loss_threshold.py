@@ -1,4 +1,4 @@
-"""Membership by the loss: records that a model was trained on have a smaller one (Yeom et al. 2018)."""
+"""Membership inference by loss: a model's loss is smaller on its training records (Yeom et al. 2018)."""
 
 from __future__ import annotations
 

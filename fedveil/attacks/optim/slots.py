@@ -81,7 +81,10 @@ class Evaluation:
 
 
 class Optimizer(Protocol):
-    """How an attack moves. `ended` may close the current iteration, `rests` ends the attack, `move` makes the next step."""
+    """One optimiser for many attacks side by side, called after every evaluation.
+
+    `ended`: which attacks have finished an iteration. `rests`: which have converged. `move`: the next step of each.
+    """
 
     def empty(self, attacks: int, size: int, dtype: Any) -> Tree: ...
     def forget(self, memory: Tree, which: Array) -> Tree: ...

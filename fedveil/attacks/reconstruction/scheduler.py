@@ -73,7 +73,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Running:
-    """How to run them. The monitor is called from the workers' threads after every chunk."""
+    """Settings of the scheduler: slots per worker, workers, and two callbacks.
+
+    Worker threads call `monitor` after every chunk.
+    """
 
     width: int | None = None
     workers: int | None = None
