@@ -17,12 +17,14 @@ from fedveil.accounting import ledger, transcript
 from fedveil.config import SECTIONS, Config, Defenses, Settings, from_dict, read, resolve, to_toml
 from fedveil.core.errors import ConfigError, Interrupted, RunError, show
 from fedveil.core.files import write_atomic, write_text
+from fedveil.core.learning import chance_of, learned
 from fedveil.federation import Arrays, Federation, federation
 from fedveil.models.layers import Params
 from fedveil.models.net import Model
 from fedveil.runs import RunFolder, environment, parameters_as_bytes
+from fedveil.simulation.diagnosis import Outcome, diagnosis
 from fedveil.simulation.server import ServerState
-from fedveil.simulation.simulator import RoundReport
+from fedveil.simulation.simulator import RoundReport, parameter_count
 
 Row = dict[str, Any]
 Progress = Callable[[Row], None]  # sees each row of the metrics
@@ -43,12 +45,18 @@ class Result:
     history: list[Row]
     ledger: list[ledger.Row] = field(default_factory=list)
     stopped: str = ""  # why it ended early; empty otherwise
+    chance: float = 0.0  # the accuracy of naming the most common class of the held-out part
+    learned: bool = True  # whether the accuracy is clearly above chance
+    diagnosis: str = ""  # why it did not learn, or why its loss diverged, and what to change; empty otherwise
 
     def as_dict(self) -> dict[str, object]:
         """The fields of the JSON document."""
         return {
             "accuracy": self.accuracy,
             "split": self.split,
+            "chance": self.chance,
+            "learned": self.learned,
+            "diagnosis": self.diagnosis or None,
             "loss": self.loss,
             "rounds": self.rounds,
             "seconds": self.seconds,
@@ -267,7 +275,9 @@ class _Training:
         self.recorder.begin(at_least=done)
         run.rewind(done)
         self.history = run.read_metrics()
+        held_out = self.federation.dataset.held_out
         about = {"note": self.federation.dataset.note, "own_model": self.federation.own_model}
+        about |= {"chance": chance_of(held_out.y), "held_out": len(held_out)}
         run.write_info(status="running", rounds_done=done, **about, **environment())
         return state, done
 
@@ -306,6 +316,7 @@ class _Training:
 
     def _finish(self, state: ServerState, accuracy: float, loss: float, rounds: int) -> Result:
         seconds, compile_seconds = self._seconds()
+        task, outcome = self.simulator.task, self._outcome(accuracy, loss)
         ended = f"no smaller loss in {self.federation.config.train.stop} evaluations" if self._converged() else ""
         result = Result(
             accuracy=accuracy,
@@ -319,6 +330,9 @@ class _Training:
             history=self.history,
             ledger=ledger.rows(self.recorder.transcript(), accountants=("paper", "pld")),
             stopped=ended or self.federation.stops,
+            chance=outcome.chance,
+            learned=outcome.learned,
+            diagnosis=diagnosis(outcome, task.defenses, task.setting, parameter_count(task)),
         )
         if self.run is not None:
             with self.run.writing():
@@ -326,3 +340,11 @@ class _Training:
                 write_atomic(self.run.model, lambda file: file.write(content))
                 self.run.write_info(status="done", rounds_done=rounds, result=result.as_dict())
         return result
+
+    def _outcome(self, accuracy: float, loss: float) -> Outcome:
+        """What was measured, beside the accuracy of a constant guess."""
+        dataset = self.federation.dataset
+        chance = chance_of(dataset.held_out.y)
+        above = learned(accuracy, chance, len(dataset.held_out))
+        dropped = sum(int(row["not_finite"]) for row in self.history)
+        return Outcome(accuracy, loss, chance, above, dataset.classes, dropped)

@@ -25,9 +25,14 @@ def run_report(
         raise RunError(f"{document['damage'][0]}: the page says what else is missing")
 
 
+def _beside(run: Mapping[str, Any]) -> str:
+    chance = "" if run["chance"] is None else f" (chance {run['chance']:.4g})"
+    return chance + (", no better than chance" if run["learned"] is False else "")
+
+
 def _print(document: Mapping[str, Any]) -> None:
     for run in document["runs"]:
-        accuracy = "not measured" if run["accuracy"] is None else f"{run['accuracy']:.4g}"
+        accuracy = "not measured" if run["accuracy"] is None else f"{run['accuracy']:.4g}{_beside(run)}"
         verdicts = ", ".join(f"{tap} {seat['verdict']}" for tap, seat in run["seats"].items())
         print(f"{run['label']}: accuracy {accuracy}; {verdicts}")
     for key in (*FORMS, "tables"):

@@ -123,7 +123,8 @@ def print_training(federation: Federation, result: Result) -> None:
         ("dataset", f"{config.data.name}, {config.data.partition}, {config.data.clients} clients"),
         ("model", f"{config.model.name}, {config.train.optimizer}, learning rate {config.train.lr}"),
         ("defence", ", ".join(d.name for d in config.defense)),
-        (f"accuracy ({result.split})", result.accuracy),
+        (f"accuracy ({result.split})", f"{result.accuracy:.4g}{'' if result.learned else ', no better than chance'}"),
+        ("chance (most common class)", result.chance),
         ("loss", result.loss),
         ("rounds", f"{result.rounds} with {config.train.per_round} clients each"),
         *([("stopped by", result.stopped)] if result.stopped else []),
@@ -134,6 +135,8 @@ def print_training(federation: Federation, result: Result) -> None:
     print_table("Training", ("what", "result"), rows)
     if federation.dataset.note:
         note(f"note: {federation.dataset.note}")
+    if result.diagnosis:
+        note(f"warning: {result.diagnosis}")
 
 
 def _privacy(rows: Sequence[Row]) -> str:

@@ -27,6 +27,7 @@ from fedveil.config import Config, resolve, to_toml
 from fedveil.core import keys
 from fedveil.core.errors import FedveilError, RunError
 from fedveil.core.files import write_text
+from fedveil.core.learning import chance_of, learned
 from fedveil.core.system import to_json
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
@@ -426,8 +427,12 @@ class _DeployedRun:
     def _finish(self, scores: tuple[float, float] | None, rounds: int) -> dict[str, Any]:
         self.record.save(self.folder)
         rows = ledger.rows(self.recorder.transcript(), accountants=("paper", "pld"))
+        held_out = self.federation.dataset.held_out
+        chance = chance_of(held_out.y)
         result = {
             "accuracy": scores[0] if scores else None,
+            "chance": chance if scores else None,
+            "learned": learned(scores[0], chance, len(held_out)) if scores else None,
             "split": self.federation.dataset.held_out_name if scores else None,
             "loss": scores[1] if scores else None,
             "rounds": rounds,
@@ -440,7 +445,8 @@ class _DeployedRun:
             "test": self.terms.test,
             "ledger": [] if self.terms.test else [row.as_dict() for row in rows],
         }
-        self.folder.write_info(status="done", rounds_done=rounds, result=result)
+        about = {"chance": chance, "held_out": len(held_out)} if scores else {}
+        self.folder.write_info(status="done", rounds_done=rounds, **about, result=result)
         return result
 
 

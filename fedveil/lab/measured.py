@@ -45,6 +45,7 @@ def measure(document: dict[str, Any]) -> dict[str, Any]:
     return {
         "document": document,
         "accuracy": result.accuracy,
+        "chance": result.chance,
         "split": result.split,
         "loss": result.loss,
         "rounds": result.rounds,
@@ -69,7 +70,7 @@ def points() -> tuple[dict[str, Any], ...]:
     for entry in known():
         config = resolve(from_dict(entry["document"])).model_dump()
         shown = ", ".join(f"{key} {value}" for key, value in entry["document"]["defense"].items() if key != "name")
-        kept = {key: entry[key] for key in ("accuracy", "split", "loss", "rounds", "seconds", "ledger")}
+        kept = {key: entry[key] for key in ("accuracy", "chance", "split", "loss", "rounds", "seconds", "ledger")}
         made.append(
             {
                 **kept,

@@ -19,6 +19,7 @@ from fedveil.lab.requests import LeakRequest, Picture, read
 
 Tell = Callable[[dict[str, Any]], None]
 Task = Callable[..., Any]  # (payload, folder, tell) -> result
+TOLD = ("accuracy", "chance", "learned", "diagnosis", "split", "loss", "rounds", "seconds", "stopped")
 OTHERS = 200  # held-out examples in a file of picked pictures
 
 
@@ -109,9 +110,7 @@ def train(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
 
     result = go(federation, run, progress)
     shown = result.as_dict()
-    return {key: shown[key] for key in ("accuracy", "split", "loss", "rounds", "seconds", "stopped")} | {
-        "run": path.name
-    }
+    return {key: shown[key] for key in TOLD} | {"run": path.name}
 
 
 def report(payload: dict[str, Any], folder: Path, tell: Tell) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.attacks.results import Stored
-from fedveil.report.charts import Allowed, Chart, Curve, Frame, Series, heat_map, line_chart, roc_chart
+from fedveil.report.charts import Allowed, Chart, Curve, Frame, Reference, Series, heat_map, line_chart, roc_chart
 from fedveil.report.gather import Run, best
 from fedveil.report.glossary import ADVERSARIES, SHOWN, UNIT, delta_text
 from fedveil.report.tables import finite
@@ -62,7 +62,9 @@ def _accuracy(runs: Sequence[Run]) -> Figure | None:
         return None
     frame = Frame("Accuracy", "round", "share right, held-out part", y_range=(0, 1), width=WIDE, height=HIGH)
     note = "Of records that nobody trained on. Higher is better."
-    return Figure("accuracy", "training", line_chart(lines, frame), note)
+    known = {run.chance for run in runs}
+    chance = [Reference("chance", value) for value in known if value is not None and len(known) == 1]
+    return Figure("accuracy", "training", line_chart(lines, frame, chance), note)
 
 
 def _loss(runs: Sequence[Run]) -> Figure | None:

@@ -17,6 +17,7 @@ from fedveil.accounting.transcript import FILE
 from fedveil.attacks.results import Stored, read_all
 from fedveil.config import Config, load
 from fedveil.core.errors import ConfigError, FedveilError, RunError
+from fedveil.core.learning import learned
 from fedveil.core.taps import ACCOUNTED_TAPS
 from fedveil.report.tables import finite
 from fedveil.runs import RunFolder, metrics_of
@@ -66,6 +67,27 @@ class Run:
     def split(self) -> str:
         result = self.info.get("result")
         return str(result.get("split", "held-out")) if isinstance(result, dict) else "held-out"
+
+    @property
+    def chance(self) -> float | None:
+        """The accuracy of naming the most common class of the held-out part; None where the run does not know it."""
+        value = self.info.get("chance")
+        return finite(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    @property
+    def learned(self) -> bool | None:
+        """Whether the last accuracy is clearly above chance; None where that is not known."""
+        accuracy, _, after = self.scores
+        records = self.info.get("held_out")
+        if after is None or self.chance is None or not isinstance(records, int):
+            return None
+        return learned(accuracy, self.chance, records)
+
+    @property
+    def diagnosis(self) -> str:
+        """Why a finished training did not learn, as it recorded itself; empty otherwise."""
+        result = self.info.get("result")
+        return str(result.get("diagnosis") or "") if isinstance(result, dict) else ""
 
     def best(self, tap: str, unit: str) -> Row | None:
         """The certificate at a tap for presence or absence, else for replacement; None where there is none."""

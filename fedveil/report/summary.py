@@ -52,8 +52,12 @@ def _accuracy(run: Run) -> Point:
     if accuracy is None:
         return Point(f"After {after} rounds the accuracy is not a number", f": the training diverged. {status}")
     diverged = " Its loss is not a number: the training diverged." if loss is None else ""
-    told = f" of held-out records right ({run.split} part), after {after} rounds.{diverged} {status}"
-    return Point(f"Accuracy {percent(accuracy)}", told)
+    beside = "" if run.chance is None else f"; naming the most common class always gets {percent(run.chance)}"
+    told = f" of held-out records right ({run.split} part), after {after} rounds{beside}.{diverged} {status}"
+    if run.diagnosis:
+        told += f" {run.diagnosis}"
+    strong = f"Accuracy {percent(accuracy)}"
+    return Point(f"{strong}, no better than chance:" if run.learned is False else strong, told)
 
 
 def _found(seen: Sequence[Verdict]) -> list[Point]:
@@ -116,7 +120,8 @@ def measured(run: Run) -> str:
     accuracy, _, after = run.scores
     if accuracy is None:
         return "not measured" if after is None else "not a number"
-    return percent(accuracy)
+    beside = "" if run.chance is None else f" (chance {percent(run.chance)})"
+    return f"{percent(accuracy)}{beside}{', not learned' if run.learned is False else ''}"
 
 
 def costs(runs: Sequence[Run]) -> list[str]:

@@ -46,14 +46,14 @@ def export(runs: Sequence[Run], folder: Path) -> list[Path]:
 
 
 def _runs(runs: Sequence[Run]) -> Table:
-    header = ["run", "defence", "status", "rounds", "accuracy", "loss", "split"]
+    header = ["run", "defence", "status", "rounds", "accuracy", "chance", "loss", "split"]
     header += [f"ε {tap} {unit}" for tap in SHOWN for unit in UNITS]
     rows = []
     for run in runs:
         accuracy, loss, _ = run.scores
         found = [run.best(tap, unit) for tap in SHOWN for unit in UNITS]
         epsilons = [None if row is None else row.epsilon for row in found]
-        rows.append([run.label, run.defense, run.status, run.rounds, accuracy, loss, run.split, *epsilons])
+        rows.append([run.label, run.defense, run.status, run.rounds, accuracy, run.chance, loss, run.split, *epsilons])
     return Table("runs", header, rows)
 
 

@@ -126,6 +126,8 @@ def _headline(run: Any) -> dict[str, Any]:
         "status": run.status,
         "rounds": run.rounds,
         "accuracy": accuracy,
+        "chance": run.chance,
+        "learned": run.learned,
         "loss": loss,
         "measured_after": after,
         "attacks": len(run.attacks),

@@ -85,6 +85,8 @@ export function number(value, digits = 3) {
   return Number(value.toPrecision(digits)).toString();
 }
 export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
+// The chance beside an accuracy, and why the training did not learn if it did not.
+export const beside = ({ chance, learned, diagnosis }) => (chance === null || chance === undefined ? "" : ` (chance ${percent(chance)}${learned === false ? "; it did not learn" : ""}${diagnosis ? `: ${diagnosis}` : ""})`);
 
 export const ADVERSARIES = {
   example: ["Observer inside the client, per example", "sees the gradient of every example (leakage type 2)"],

@@ -1,5 +1,5 @@
 // The Runs page: browse and compare runs, follow a training live, open a report.
-import { $, alertText, ask, begin, el, fill, number, percent, showScripts } from "./common.js";
+import { $, alertText, ask, begin, beside, el, fill, number, percent, showScripts } from "./common.js";
 import { lines } from "./chart.js";
 
 const STATES = { done: "done", running: "running", stopped: "stopped", left: "unfinished" };
@@ -54,7 +54,7 @@ function row(run) {
   const cell = (label, text, kind) => el("td", { class: kind, "data-label": label }, text);
   return el("tr", {}, el("td", {}, box), el("td", {}, pick), cell("State", STATES[run.status] || run.status, `state-${run.status}`),
     cell("Data", `${run.dataset}, ${run.clients} clients`), cell("Defence", run.defense.join(" + ")), cell("Rounds", String(done), "number"),
-    cell("Accuracy", percent(run.accuracy), "number"), cell("ε, published model, one example", epsilon(run), "number"));
+    cell("Accuracy", run.learned === false ? `${percent(run.accuracy)}, at chance` : percent(run.accuracy), "number"), cell("ε, published model, one example", epsilon(run), "number"));
 }
 function epsilon(run) {
   if (run.status !== "done") return "–";
@@ -88,7 +88,7 @@ function charts(runs) {
   const where = $("charts");
   if (where.children.length !== 4) fill(where, el("p", { class: "hint", id: "progress", role: "status" }), el("div"), el("div"), el("div"));
   const live = runs.filter((r) => r.status === "running");
-  where.children[0].textContent = live.length ? `Live: ${live.map((r) => `${r.name} is at round ${r.metrics.length} of ${r.rounds}`).join("; ")}.` : runs.map((r) => `${r.name}: ${r.status === "done" ? `accuracy ${percent(r.accuracy)} on the ${r.split} data after ${r.rounds} rounds` : `${STATES[r.status]} after ${r.metrics.length} of ${r.rounds} rounds; resume with: fedveil train --resume ${r.path}`}`).join(". ");
+  where.children[0].textContent = live.length ? `Live: ${live.map((r) => `${r.name} is at round ${r.metrics.length} of ${r.rounds}`).join("; ")}.` : runs.map((r) => `${r.name}: ${r.status === "done" ? `accuracy ${percent(r.accuracy)} on the ${r.split} data after ${r.rounds} rounds${beside(r)}` : `${STATES[r.status]} after ${r.metrics.length} of ${r.rounds} rounds; resume with: fedveil train --resume ${r.path}`}`).join(". ");
   const pick = (key) => runs.map((r) => ({ name: r.name, points: r.metrics.filter((m) => m[key] !== null && m[key] !== undefined).map((m) => [m.round + 1, m[key]]) }));
   const x = { label: "round (number)", whole: true, min: 0, max: Math.max(1, ...runs.map((r) => r.metrics.length)) };
   lines(where.children[1], { title: "Accuracy on held-out data", x, y: { label: "accuracy (%)", min: 0, max: 1, percent: true }, series: pick("accuracy") });

@@ -1,5 +1,5 @@
 // The Trade-off page: sliders for noise, clip, rounds and clients; ε at once; accuracy from finished runs or a new training.
-import { $, DefenseForm, ADVERSARIES, Refused, accountNote, alertText, ask, begin, el, fill, follow, latest, number, options, percent, seatsTable, showJobs, showScripts, slider, visit, wrong } from "./common.js";
+import { $, DefenseForm, ADVERSARIES, Refused, accountNote, alertText, ask, begin, beside, el, fill, follow, latest, number, options, percent, seatsTable, showJobs, showScripts, slider, visit, wrong } from "./common.js";
 import { lines, scatter } from "./chart.js";
 
 const SLIDERS = [
@@ -85,7 +85,7 @@ function answer() {
   const where = $("accuracy");
   if (!known) { fill(where, "No accuracy: these settings are not valid."); return; }
   const same = known.same[0];
-  if (same) { fill(where, el("strong", {}, percent(same.accuracy)), ` on the ${same.split} data, measured by run ${same.name} with exactly these settings.`); return; }
+  if (same) { fill(where, el("strong", {}, percent(same.accuracy)), ` on the ${same.split} data, measured by run ${same.name} with exactly these settings${beside(same)}.`); return; }
   const near = nearest();
   fill(where, dataset().here ? "Not measured yet: train with these settings." : `Not measured: ${dataset().name} is not installed (${dataset().get}).`,
     near ? el("span", { class: "hint" }, ` Nearest run: ${percent(near.run.accuracy)} with ${near.differs.join(", ")} (${near.run.name}).`) : null);
@@ -151,7 +151,7 @@ async function train() {
     end: (told) => {
       job = null;
       buttons();
-      say(told.state === "done" ? `done: accuracy ${percent(told.result.accuracy)} on the ${told.result.split} data` : `${told.state}: ${told.message}`);
+      say(told.state === "done" ? `done: accuracy ${percent(told.result.accuracy)} on the ${told.result.split} data${beside(told.result)}` : `${told.state}: ${told.message}`);
       if ($("live-chart")) $("live").firstChild.textContent = `Last training: ${run}`;
       knownNow();
     },
