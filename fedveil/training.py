@@ -17,12 +17,11 @@ from fedveil.accounting import ledger, transcript
 from fedveil.config import SECTIONS, Config, Defenses, Settings, from_dict, read, resolve, to_toml
 from fedveil.core.errors import ConfigError, Interrupted, RunError, show
 from fedveil.core.files import write_atomic, write_text
-from fedveil.core.learning import chance_of, learned
 from fedveil.federation import Arrays, Federation, federation
 from fedveil.models.layers import Params
 from fedveil.models.net import Model
 from fedveil.runs import RunFolder, environment, parameters_as_bytes
-from fedveil.simulation.diagnosis import Outcome, diagnosis
+from fedveil.simulation.learning import Outcome, chance_of, diagnosis, learned
 from fedveil.simulation.server import ServerState
 from fedveil.simulation.simulator import RoundReport, parameter_count
 

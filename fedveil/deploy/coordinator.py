@@ -27,7 +27,6 @@ from fedveil.config import Config, resolve, to_toml
 from fedveil.core import keys
 from fedveil.core.errors import FedveilError, RunError
 from fedveil.core.files import write_text
-from fedveil.core.learning import chance_of, learned
 from fedveil.core.system import to_json
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
@@ -49,6 +48,7 @@ from fedveil.runs import RunFolder, environment
 from fedveil.simulation import client as client_part
 from fedveil.simulation import sampling, server
 from fedveil.simulation.inputs import RoundContext
+from fedveil.simulation.learning import chance_of, learned
 from fedveil.simulation.server import Answers, ServerState
 from fedveil.simulation.simulator import RoundReport
 

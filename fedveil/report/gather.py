@@ -17,10 +17,10 @@ from fedveil.accounting.transcript import FILE
 from fedveil.attacks.results import Stored, read_all
 from fedveil.config import Config, load
 from fedveil.core.errors import ConfigError, FedveilError, RunError
-from fedveil.core.learning import learned
 from fedveil.core.taps import ACCOUNTED_TAPS
 from fedveil.report.tables import finite
 from fedveil.runs import RunFolder, metrics_of
+from fedveil.simulation.learning import learned
 
 SERVER_ONLY = ("train_loss", "update_norm")  # of clients' data without noise: left out where anything is certified
 POINTS = 8  # how often on the way the account is computed

@@ -56,8 +56,8 @@ def _accuracy(run: Run) -> Point:
     told = f" of held-out records right ({run.split} part), after {after} rounds{beside}.{diverged} {status}"
     if run.diagnosis:
         told += f" {run.diagnosis}"
-    strong = f"Accuracy {percent(accuracy)}"
-    return Point(f"{strong}, no better than chance:" if run.learned is False else strong, told)
+    strong = "No better than chance: accuracy" if run.learned is False else "Accuracy"
+    return Point(f"{strong} {percent(accuracy)}", told)
 
 
 def _found(seen: Sequence[Verdict]) -> list[Point]:

@@ -24,6 +24,7 @@ from fedveil.report.gather import best, gather
 from fedveil.report.glossary import delta_text, limit, percent, weak
 from fedveil.report.page import render
 from fedveil.report.verdict import HINTS, LEAKS, LIMITED, OPEN, UNKNOWN, WEAK, rebuilt_text, verdict
+from fedveil.report.write import report
 
 SETTINGS = ["data.clients=20", "train.rounds=12", "model.name=logistic", "train.local_steps=1"]
 NASTY = "<img src=x onerror=alert(1)>&\"'"
@@ -233,6 +234,24 @@ def test_numbers_that_are_none(tmp_path):
     run = folder(tmp_path / "nan", "defense.name=fed-cdp", metrics=rows)
     text = Reader(render([run, folder(tmp_path / "fine")])).text
     assert "is not a number" in text and "6 updates were not finite" in text and "not a number from round 1 on" in text
+
+
+def test_an_accuracy_stands_beside_chance(tmp_path):
+    """A run that knows its chance says so in the text, the table, the chart and the exported rows; others say nothing."""
+    run, old = folder(tmp_path / "known"), folder(tmp_path / "old")
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(info | {"chance": 0.93, "held_out": 450}))
+    text = Reader(render([run])).text
+    assert (
+        "No better than chance: accuracy 88 % of held-out" in text
+        and "naming the most common class always gets 93.0 %" in text
+    )
+    assert "88 % (chance 93.0 %), not learned" in Reader(render([run, old])).text
+    assert "chance" not in Reader(render([old])).text.split("Training")[0]
+    (run / "run.json").write_text(json.dumps(info | {"chance": 0.12, "held_out": 450}))
+    assert gather([run])[0].learned is True and gather([old])[0].learned is None
+    made = report([run], tmp_path / "page.html").document["runs"][0]
+    assert made["chance"] == 0.12 and made["learned"] is True
 
 
 def test_damaged_attacks_are_named_and_the_rest_is_shown(tmp_path):

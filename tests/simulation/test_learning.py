@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from fedveil.config import from_dict
-from fedveil.core.learning import chance_of, diverged, learned
 from fedveil.defenses.catalog import make
 from fedveil.federation import plan, prepare
-from fedveil.simulation.diagnosis import Outcome, diagnosis, drowning
+from fedveil.simulation.learning import Outcome, chance_of, diagnosis, diverged, drowning, learned
 from fedveil.simulation.simulator import parameter_count
 from fedveil.training import train
 

@@ -1,9 +1,10 @@
-"""Why a training did not learn: the likely cause, and what to change.
+"""Did a training learn, and if not, why: chance, the likely cause, and what to change.
 
-The comparison is noise against signal in one step of the global model. A mechanism adds noise of standard deviation s to
-each of d coordinates, so the noise has length s·√d. The signal is a sum of n clipped contributions, at most n times the
-clip bound. Noise of different clients averages out with the square root of their number. Over S steps a constant signal
-grows S times, the noise √S times.
+Chance is the accuracy of always naming the most common class. The likely cause of a training at chance comes from noise
+against signal in one step of the global model. A mechanism adds noise of standard deviation s to each of d coordinates, so
+the noise has length s·√d. The signal is a sum of n clipped contributions, at most n times the clip bound. Noise of
+different clients averages out with the square root of their number. Over S steps a constant signal grows S times, the
+noise √S times.
 """
 
 from __future__ import annotations
@@ -11,14 +12,42 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from fedveil.core.learning import diverged
 from fedveil.core.setting import Setting
 from fedveil.core.stage import AccountPoint
 from fedveil.defenses.base import Defense
 from fedveil.mechanisms.mechanism import BroadcastNoise, Placed
 
+if TYPE_CHECKING:
+    import numpy as np
+
+CONFIDENCE = 0.99  # of the one-sided test by which an accuracy is above chance
+DIVERGED = 3.0  # a loss so many times that of naming all classes as equally likely has diverged
 DROWNED = 0.5  # noise over signal, both summed over all steps, from which on noise is the likely cause
+
+
+def chance_of(labels: np.ndarray | Sequence[int]) -> float:
+    """The share of the most common class: the accuracy of a model that ignores its input."""
+    import numpy
+
+    labels = numpy.asarray(labels)
+    return float(numpy.bincount(labels).max() / len(labels)) if len(labels) else 0.0
+
+
+def learned(accuracy: float | None, chance: float, records: int) -> bool:
+    """Whether an accuracy on so many held-out records is above chance, by a one-sided binomial test at 99 %."""
+    if accuracy is None or not math.isfinite(accuracy) or records < 1:
+        return False
+    from scipy.stats import binom
+
+    right = round(accuracy * records)
+    return bool(binom.sf(right - 1, records, chance) < 1.0 - CONFIDENCE)
+
+
+def diverged(loss: float | None, classes: int) -> bool:
+    """Whether a loss is not finite, or far above that of a model that calls all classes equally likely."""
+    return loss is None or not math.isfinite(loss) or loss > DIVERGED * math.log(max(2, classes))
 
 
 @dataclass(frozen=True)
