@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow lint unit setup dev lock release clean
+.PHONY: demo test slow lint unit docs notebooks setup dev lock release clean
 
 setup: $(VENV)/.installed
 dev: $(VENV)/.installed-dev
@@ -49,6 +49,19 @@ unit: dev
 test: dev
 	$(MAKE) -j2 lint unit
 
+# The documentation site, in build/site. The notebooks are executed first; a warning of mkdocs is an error.
+$(VENV)/.installed-docs: $(VENV)/.installed-dev requirements/docs.txt
+	$(PIP) --require-hashes -r requirements/docs.txt
+	touch $@
+
+docs: $(VENV)/.installed-docs
+	$(BIN)/python docs/run_notebooks.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# Stores fresh outputs in docs/notebooks.
+notebooks: $(VENV)/.installed-docs
+	$(BIN)/python docs/run_notebooks.py --store
+
 # What takes long to compile and is left out above.
 slow: dev
 	$(BIN)/python -m pytest -m slow
@@ -65,6 +78,7 @@ $(TOOLS)/.installed: requirements/tools.txt
 lock: $(TOOLS)/.installed
 	$(COMPILE) --extra dev --extra flower --extra lab pyproject.toml requirements/build.in -o requirements/dev.txt
 	$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in -o requirements/run.txt
+	$(COMPILE) -c requirements/dev.txt --extra docs pyproject.toml -o requirements/docs.txt
 	$(COMPILE) requirements/tools.in -o requirements/tools.txt
 
 # The wheel, the source archive, and a bill of materials (CycloneDX) of what `make demo` installs.
