@@ -179,6 +179,9 @@ class AttackConfig(Section):
     rule: str | None = Field(
         None, description="success: ssim (images), mse (attributes), or distance (the paper's own)"
     )
+    seconds: float | None = Field(
+        None, ge=0, description="time limit of a reconstruction in seconds (60; 0 or inf: none); recipes have none"
+    )
 
     @model_validator(mode="before")
     @classmethod

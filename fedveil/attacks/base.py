@@ -31,6 +31,19 @@ def silent(done: int, total: int) -> None:
     """A progress callback that does nothing."""
 
 
+class LiveProgress:
+    """A progress callback that also hears how the attacks fare before they end, and how much time is left."""
+
+    def __call__(self, done: int, total: int) -> None:
+        """Steps done, of a total."""
+
+    def limit(self, deadline: float | None) -> None:
+        """The attack starts now, and ends at this time of `time.monotonic()` at the latest."""
+
+    def match(self, best: float, guess: float | None, what: str) -> None:
+        """The best match so far, the one that a guess reaches, and what is measured (`SSIM`)."""
+
+
 @dataclass(frozen=True)
 class Execution:
     """How to run an attack. `width` and `workers` change the speed and nothing else."""
@@ -40,7 +53,8 @@ class Execution:
     progress: Progress = field(default=silent, repr=False)
     width: int | None = None  # slots in a block; None: chosen by the size of the problem
     workers: int | None = None  # blocks at a time; None: one for each core
-    monitor: Callable[..., int] | None = field(default=None, repr=False)  # see `reconstruction.engine`
+    monitor: Callable[..., Any] | None = field(default=None, repr=False)  # see `reconstruction.engine`
+    deadline: float | None = None  # the time of `time.monotonic()` at which attacks end as they stand; None: never
 
 
 ONCE = Execution()  # one seed, single precision
@@ -80,6 +94,7 @@ class Reconstruction:
     trace: np.ndarray  # [attacks, iterations + 1] squared gradient distance as each iteration opened; NaN after the end
     seconds: float  # all attacks together, without compilation
     compile_seconds: float
+    not_started: int = 0  # attacks that the deadline left no time for; they are in none of the arrays
 
     def __len__(self) -> int:
         return len(self.attack)
@@ -91,7 +106,12 @@ class ReconstructionAttack(Attack):
 
     needs: ClassVar[str] = "the gradient or update of single clients"
     taps: ClassVar[tuple[str, ...]] = ("example", "batch", "client", "server")
-    bench: ClassVar[tuple[str, ...]] = ("tap", "images", "seeds", "round", "rule")
+    bench: ClassVar[tuple[str, ...]] = ("tap", "images", "seeds", "round", "rule", "seconds")
+
+    @property
+    def tries(self) -> int:
+        """Starts of each attack, of which the best is kept."""
+        return 1 + int(getattr(self, "restarts", 0))
 
     def capabilities(self) -> frozenset[str]:
         """What it needs beside the gradients: `AUXILIARY_DATA`, `LABELS`."""

@@ -16,10 +16,20 @@ import numpy as np
 
 from fedveil.accounting import transcript
 from fedveil.attacks import games, results, study
-from fedveil.attacks.base import Attack, Execution, Progress, Reconstruction, ReconstructionAttack, check_tap, silent
+from fedveil.attacks.base import (
+    Attack,
+    Execution,
+    LiveProgress,
+    Progress,
+    Reconstruction,
+    ReconstructionAttack,
+    check_tap,
+    silent,
+)
 from fedveil.attacks.games.federations import Target
 from fedveil.attacks.games.outcome import Outcome
 from fedveil.attacks.inference.base import InferenceAttack
+from fedveil.attacks.limit import SECONDS, Limit, limited
 from fedveil.attacks.registry import checked
 from fedveil.attacks.study import Study
 from fedveil.compilation import check_jax_cache
@@ -138,7 +148,7 @@ def attack_federation(
     """
     chosen = bench.make()
     assert isinstance(chosen, ReconstructionAttack), "an inference attack trains its own federations"
-    done = study.run_on(study.Round(federation, state, number), chosen, bench, progress)
+    done = study.run_on(study.Round(federation, state, number), chosen, bench, progress, limited(bench.seconds))
     config = federation.config.model_copy(update={"attack": bench})
     document = _described(done.as_dict(), config, model=config.model.name)
     if folder is not None:
@@ -227,18 +237,25 @@ def _reconstruct(target: Target, chosen: ReconstructionAttack, files: _Files, pr
     if files.run is not None:
         _check_begun(federation, files.run)
     state = _state(federation, number, files.run)
-    done = study.run_on(study.Round(federation, state, number), chosen, bench, progress)
+    limit = _limit(bench)
+    done = study.run_on(study.Round(federation, state, number), chosen, bench, progress, limit)
     document = _described(done.as_dict(), target.config, model=federation.config.model.name)
     precision = federation.config.speed.precision
+    again = limited(limit.seconds and limit.seconds / 2)  # for the steps in pictures, which are attacks again
     if files.folder is not None:
         from fedveil.attacks.gallery import gallery
 
         # Each step costs as much as the attacks again, so they are stored only where pictures are asked for.
-        shown = gallery(done, precision, steps=STORED_STEPS if files.pictures is not None else ())
+        shown = gallery(done, precision, steps=STORED_STEPS if files.pictures is not None else (), limit=again)
         document["stored"] = _store(files.folder, federation.config, target.draws, document, shown)
     if files.pictures is not None:
-        document["pictures"] = _draw(done, files.pictures, precision)
+        document["pictures"] = _draw(done, files.pictures, precision, again)
     return AttackResult(document, study=done)
+
+
+def _limit(bench: AttackConfig) -> Limit:
+    """The time limit, which begins now: of the config, else the default."""
+    return limited(SECONDS if bench.seconds is None else bench.seconds)
 
 
 def _round(config: Config, run: Path | None) -> int:
@@ -276,11 +293,11 @@ def _check_begun(federation: Federation, run: Path) -> None:
         raise RunError(f"{file} does not fit {RunFolder(run).config}: one of the two was changed after the run began")
 
 
-def _draw(done: Study, folder: Path, precision: str) -> list[str]:
+def _draw(done: Study, folder: Path, precision: str, limit: Limit) -> list[str]:
     from fedveil.attacks.pictures import write_film, write_grid
 
     folder.mkdir(parents=True, exist_ok=True)
-    truth, found = study.steps(done, 8, precision)
+    truth, found = study.steps(done, 8, precision, limit)
     write_grid(folder / "grid.png", [truth, *found])
     write_film(folder / "steps.gif", truth, found)
     return [str(folder / "grid.png"), str(folder / "steps.gif")]
@@ -337,7 +354,10 @@ def _on_gradients(
     span = (0.0, 1.0) if info.kind == "image" else None
     seen = of_gradients(network, params, gradients, info.shape, info.classes, span=span, **known)
     seeds = tuple(range(config.attack.seeds))
-    found = attack.run(seen, Execution(seeds, config.speed.precision, progress))
+    limit = _limit(config.attack)
+    if isinstance(progress, LiveProgress):
+        progress.limit(limit.deadline)
+    found = attack.run(seen, Execution(seeds, config.speed.precision, progress, deadline=limit.deadline))
     folder.mkdir(parents=True, exist_ok=True)
     savez: Callable[..., None] = np.savez
     arrays = {"inputs": found.inputs, "labels": found.labels, "distance": found.distance}
@@ -349,6 +369,9 @@ def _on_gradients(
         **{key: getattr(found, key).tolist() for key in ("labels", "distance", "iterations", "ending")},
         "seconds": found.seconds,
         "images": len(found),
+        "not_started": found.not_started,
+        "stopped": "time limit" if found.not_started or (found.ending == "time limit").any() else "done",
+        "limit": limit.seconds,
         "rule": "none: the truth is not known",
         "found": str(folder / "found.npz"),
     }

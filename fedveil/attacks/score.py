@@ -111,11 +111,7 @@ def score(
     """
     inputs, shape = reconstruction.inputs, reconstruction.inputs.shape[2:]
     images = len(shape) == 3
-    name = rule or ("ssim" if images else "mse")
-    if name not in RULES:
-        raise unknown_name("attack.rule", name, RULES)
-    if name == "ssim" and not images:
-        raise RunError(f"attack.rule: SSIM is for images, examples have shape {shape}; take 'mse'")
+    chosen = rule_for(rule, shape)
     examples = inputs.shape[1]
     x = np.asarray(truth_x, np.float64).reshape(-1, examples, *shape)[reconstruction.attack]
     y = np.asarray(truth_y).reshape(-1, examples)[reconstruction.attack]
@@ -128,7 +124,18 @@ def score(
         believed=np.repeat(believed(reconstruction)[:, None], examples, axis=1),
         fields=_each(lambda a, b: _fields(a, b, groups), found, x) if groups else blank,
     )
-    return Scores(RULES[name], items, RULES[name].holds(items), until_belief(reconstruction), reconstruction)
+    return Scores(chosen, items, chosen.holds(items), until_belief(reconstruction), reconstruction)
+
+
+def rule_for(name: str | None, shape: tuple[int, ...]) -> Rule:
+    """The rule called `name`; without a name SSIM for images and the mean square error for attributes."""
+    images = len(shape) == 3
+    name = name or ("ssim" if images else "mse")
+    if name not in RULES:
+        raise unknown_name("attack.rule", name, RULES)
+    if name == "ssim" and not images:
+        raise RunError(f"attack.rule: SSIM is for images, examples have shape {shape}; take 'mse'")
+    return RULES[name]
 
 
 def assigned(found: np.ndarray, labels: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

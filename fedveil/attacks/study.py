@@ -7,32 +7,38 @@ attacked in groups of equal size.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedveil.attacks import taps
+from fedveil.attacks import taps, verdict
 from fedveil.attacks.base import (
     AUXILIARY_DATA,
     LABELS,
     Execution,
+    LiveProgress,
     Progress,
     Reconstruction,
     ReconstructionAttack,
     check_tap,
     silent,
 )
+from fedveil.attacks.guess import Guess, guess
+from fedveil.attacks.limit import NO_LIMIT, Limit
 from fedveil.attacks.observation import GradientObservation
-from fedveil.attacks.score import BELIEF, Scores, score
+from fedveil.attacks.score import BELIEF, Scores, rule_for, score
+from fedveil.attacks.watch import Watch
 from fedveil.config import AttackConfig
 from fedveil.core.errors import ConfigError
 from fedveil.federation import Federation
 from fedveil.simulation.server import ServerState
 
+KNOWN = 256  # held-out examples that guesses are taken from
 STEPS_SHOWN = (1, 2, 5, 10, 20, 50, 100, 200)  # iterations that pictures show, as far as the attack went
 
 
@@ -44,6 +50,7 @@ class Group:
     truth_x: np.ndarray  # [attacks, examples, ...shape]
     truth_y: np.ndarray  # [attacks, examples]
     scores: Scores
+    guess: Guess
 
     @property
     def reconstruction(self) -> Reconstruction:
@@ -59,11 +66,52 @@ class Study:
     round: int
     groups: tuple[Group, ...]
     compile_seconds: float
+    planned: int  # attacks that were asked for
+    limit: Limit = NO_LIMIT
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON document."""
         head = {"attack": self.attack.name, "tap": self.tap, "round": self.round}
-        return {**head, **pooled([group.scores for group in self.groups]), "compile_seconds": self.compile_seconds}
+        document = {
+            **head,
+            **pooled([group.scores for group in self.groups]),
+            "compile_seconds": self.compile_seconds,
+            **self.counts(),
+            **self.guesses(),
+        }
+        return {**document, "verdict": verdict.of_reconstruction(document)}
+
+    def counts(self) -> dict[str, Any]:
+        """How many attacks were made, how each group of them ended, and why the study stopped."""
+        endings = np.concatenate([group.reconstruction.ending for group in self.groups])
+        started = len(endings)
+        hopeless, late = int((endings == "hopeless").sum()), int((endings == "time limit").sum())
+        attacks = {
+            "planned": self.planned,
+            "started": started,
+            "finished": started - hopeless - late,
+            "hopeless": hopeless,
+            "unfinished": late,
+            "not_started": self.planned - started,
+        }
+        stopped = "time limit" if late or started < self.planned else "hopeless" if hopeless == started else "done"
+        return {
+            "attacks": attacks,
+            "stopped": stopped,
+            "limit": self.limit.seconds,
+            "rebuilt": int(sum(group.scores.success.sum() for group in self.groups)),
+            "examples": int(sum(group.scores.success.size for group in self.groups)),
+            "victims": int(sum(len(np.unique(group.reconstruction.attack)) for group in self.groups)),
+        }
+
+    def guesses(self) -> dict[str, Any]:
+        """What a guess reaches that saw nothing: in content, and in labels."""
+        rates = [group.guess.rate for group in self.groups if group.guess.rate is not None]
+        truth = np.concatenate([group.truth_y.ravel() for group in self.groups])
+        return {
+            "guess_rate": float(np.mean(rates)) if rates else None,
+            "label_guess_rate": float(np.unique(truth, return_counts=True)[1].max() / len(truth)),
+        }
 
 
 Change = Callable[[GradientObservation], GradientObservation]
@@ -102,8 +150,14 @@ class Round:
         return seen, x, y
 
 
-def run_on(attacked: Round, attack: ReconstructionAttack, bench: AttackConfig, progress: Progress = silent) -> Study:
-    """Attacks a round, as the bench keys of `[attack]` say."""
+def run_on(
+    attacked: Round,
+    attack: ReconstructionAttack,
+    bench: AttackConfig,
+    progress: Progress = silent,
+    limit: Limit = NO_LIMIT,
+) -> Study:
+    """Attacks a round, as the bench keys of `[attack]` say, as long as the limit allows."""
     check_tap(attack, bench.at)
     federation, number = attacked.federation, attacked.number
     by_size = _victims(federation, number, bench)
@@ -111,16 +165,33 @@ def run_on(attacked: Round, attack: ReconstructionAttack, bench: AttackConfig, p
         takes = "every batch of the round is empty: nothing to attack"
         raise ConfigError("train.batch", federation.config.train.batch, takes)
     total = bench.images * bench.seeds
-    seeds, precision = tuple(range(bench.seeds)), federation.config.speed.precision
-    execution = Execution(seeds, precision, lambda ended, _: progress(ended, total))
+    known = taps.examples_as_seen(federation.dataset, federation.dataset.held_out, slice(KNOWN)).x
     groups: list[Group] = []
+    if isinstance(progress, LiveProgress):
+        progress.limit(limit.deadline)
     for clients in by_size:
+        if groups and limit.over:
+            break
         most = bench.images - sum(len(group.observation) for group in groups)
+        ended = sum(len(group.reconstruction) for group in groups)
         seen, x, y = attacked.observe(attack, clients, bench.at, most)
+        guessed = guess(x, y, known, rule_for(bench.rule, x.shape[2:]))
+        execution = Execution(
+            tuple(range(bench.seeds)),
+            federation.config.speed.precision,
+            _counting(progress, ended, total),
+            monitor=None if limit.deadline is None else Watch(x, attack.tries, guessed.match, progress),
+            deadline=limit.deadline,
+        )
         done = attack.run(seen, execution)
-        groups.append(Group(seen, x, y, score(done, x, y, bench.rule, federation.dataset.groups)))
+        groups.append(Group(seen, x, y, score(done, x, y, bench.rule, federation.dataset.groups), guessed))
     compiling = sum(group.reconstruction.compile_seconds for group in groups)
-    return Study(attack, bench.at, number, tuple(groups), compiling)
+    return Study(attack, bench.at, number, tuple(groups), compiling, total, limit)
+
+
+def _counting(progress: Progress, before: int, total: int) -> Progress:
+    """The progress of one group, as part of that of all; an attack's own count is of starts."""
+    return lambda ended, of: progress(before + ended, max(total, before + of))
 
 
 def state_before(federation: Federation, number: int) -> ServerState:
@@ -193,15 +264,32 @@ def pooled(scores: list[Scores]) -> dict[str, Any]:
     return {**made, **extra}
 
 
-def steps(study: Study, count: int, precision: str) -> tuple[np.ndarray, np.ndarray]:
+def in_time(
+    attacks: Iterable[ReconstructionAttack], seen: GradientObservation, execution: Execution
+) -> list[Reconstruction]:
+    """The results of attacks on the same observation, up to the first that does not end before the deadline."""
+    done: list[Reconstruction] = []
+    for attack in attacks:
+        if execution.deadline is not None and time.monotonic() >= execution.deadline:
+            break
+        found = attack.run(seen, execution)
+        if found.not_started or (found.ending == "time limit").any():
+            break
+        done.append(found)
+    return done
+
+
+def steps(study: Study, count: int, precision: str, limit: Limit = NO_LIMIT) -> tuple[np.ndarray, np.ndarray]:
     """The first attacks at several of their iterations: truth [n, ...shape], found [shown, n, ...shape].
 
     Each intermediate result comes from running the attack again with fewer iterations. Attacks that take another path when
     they have fewer iterations show the end only.
     """
     group = study.groups[0]
-    few = first(group.observation, count)
+    done = group.reconstruction
+    which = done.attack[done.seed == done.seed[0]][:count]  # of the first seed, as far as started
+    few = first(group.observation, int(which.max()) + 1)
     shorter = [short for n in STEPS_SHOWN if (short := study.attack.shortened(n)) is not None]
-    frames = [short.run(few, Execution(precision=precision)).inputs[:, 0] for short in shorter]
-    last = group.reconstruction.inputs[: len(few), 0]
-    return group.truth_x[: len(few), 0], np.stack([*frames, last])
+    execution = Execution(precision=precision, deadline=limit.deadline)
+    frames = [found.inputs[which, 0] for found in in_time(shorter, few, execution)]
+    return group.truth_x[which, 0], np.stack([*frames, done.inputs[: len(which), 0]])

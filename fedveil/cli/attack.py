@@ -29,8 +29,8 @@ def run_attack(
     chosen: Config | list[str] = settings if run is not None else load(file, settings)
     from fedveil.attacks.orchestrate import attack
 
-    with show.as_options(*FLAGS), show.Counter(_counted(chosen)) as counter:
-        done = attack(chosen, run=run, gradients=gradients, out=out, pictures=pictures, progress=counter)
+    with show.as_options(*FLAGS), show.Live(_counted(chosen)) as live:
+        done = attack(chosen, run=run, gradients=gradients, out=out, pictures=pictures, progress=live)
     (show.print_json if json else _print)(done.as_dict())
 
 
@@ -42,7 +42,10 @@ def _counted(chosen: Config | list[str]) -> str:
 
 
 def _print(document: dict[str, Any]) -> None:
-    """Prints single values as one table, and each list of entries (such as classes) as another."""
+    """Prints the verdict, single values as one table, and each list of entries (such as classes) as another."""
+    if document.get("verdict"):
+        print(document["verdict"])
+    document = {key: value for key, value in document.items() if key != "verdict"}
     lists = {key: value for key, value in document.items() if isinstance(value, list) and value and _is_table(value)}
     lines = [line for key, value in document.items() if key not in lists for line in _lines(key, value)]
     show.print_table("Attack", ("what", "result"), lines)

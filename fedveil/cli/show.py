@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedveil.attacks.base import LiveProgress
 from fedveil.core.errors import ConfigError
 from fedveil.core.system import to_json
 from fedveil.core.taps import ACCOUNTED_TAPS, UNITS
@@ -67,6 +70,55 @@ class Counter:
     def __exit__(self, *_: object) -> None:
         if self.live:
             print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+
+
+class Live(LiveProgress):
+    """The state of an attack on stderr, from the first second on: how much is done, the best match, the time left.
+
+    On a terminal one line that changes twice a second; elsewhere a line every `RARELY` seconds.
+    """
+
+    RARELY = 15.0
+
+    def __init__(self, what: str) -> None:
+        self.what, self.terminal = what, sys.stderr.isatty()
+        self.began, self.deadline = time.monotonic(), float("inf")
+        self.count, self.fit = "preparing", ""
+        self._ended = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
+
+    def __enter__(self) -> Live:
+        self._ticker.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._ticker.join()
+        if self.terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def __call__(self, done: int, total: int) -> None:
+        self.count = f"{self.what}: {done} of {total} done"
+
+    def limit(self, deadline: float | None) -> None:
+        self.deadline = float("inf") if deadline is None else deadline
+        self.count = f"{self.what}: compiling"
+
+    def match(self, best: float, guess: float | None, what: str) -> None:
+        beside = "" if guess is None else f" (a guess: {guess:.2g})"
+        self.fit = f", best match so far {what} {best:.2g}{beside}"
+
+    def line(self) -> str:
+        now = time.monotonic()
+        left = f", {max(0.0, self.deadline - now):.0f} s left" if self.deadline < float("inf") else ""
+        return f"{self.count}{self.fit}, {now - self.began:.0f} s{left}"
+
+    def _tick(self) -> None:
+        while not self._ended.wait(0.5 if self.terminal else self.RARELY):
+            if self.terminal:
+                print(f"\r\033[K{self.line()}", end="", file=sys.stderr, flush=True)
+            else:
+                print(self.line(), file=sys.stderr, flush=True)
 
 
 def note(text: str) -> None:

@@ -23,7 +23,7 @@ from fedveil.attacks.reconstruction.matching import GradientMatching
 from fedveil.models.layers import Array
 
 Tree = Any
-RUNNING, STOPPED, CONVERGED, STALLED, PLATEAU, SPENT, FAILED = range(7)
+RUNNING, STOPPED, CONVERGED, STALLED, PLATEAU, SPENT, FAILED, LATE, HOPELESS = range(9)
 ENDINGS = {
     RUNNING: "running",
     STOPPED: "stop",  # reached the gradient distance in `stop`
@@ -32,6 +32,8 @@ ENDINGS = {
     PLATEAU: "plateau",
     SPENT: "spent",  # made all iterations
     FAILED: "failed",
+    LATE: "time limit",  # ended from outside, as it stood
+    HOPELESS: "hopeless",  # given up from outside: see `attacks.watch`
 }
 RESCUES = 4
 NEVER = 2**30

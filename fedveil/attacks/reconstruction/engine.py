@@ -14,7 +14,7 @@ import numpy as np
 
 from fedveil.attacks.base import ONCE, Execution, Reconstruction
 from fedveil.attacks.observation import GradientObservation
-from fedveil.attacks.optim.slots import ENDINGS
+from fedveil.attacks.optim.slots import ENDINGS, LATE
 from fedveil.attacks.reconstruction import inits, labels, scheduler
 from fedveil.attacks.reconstruction.matching import GradientMatching
 from fedveil.attacks.reconstruction.objective import Job, Problem, pose, weights
@@ -30,7 +30,8 @@ def reconstruct(
 
     `execution.progress` is called with the number of ended attacks and of all. `execution.monitor` sees attacks on their
     way: inputs and labels as they would be read out now, and a `scheduler.Snapshot` (whose `attack` counts starts). It
-    returns the number of evaluations until its next call, which changes the speed and nothing else.
+    returns the number of evaluations until its next call, which changes the speed and nothing else, or a
+    `scheduler.Order`, which may also end attacks. Attacks that the deadline left no time for are not in the result.
     """
     precision = execution.precision
     with jax.enable_x64(precision == "float64"), jax.default_matmul_precision("highest"):
@@ -44,9 +45,12 @@ def reconstruct(
         compiling = programs.seconds - compiled
         seconds = time.monotonic() - started - compiling
     # The start of each attack with the least objective, which is the attacker's own criterion.
-    values = np.array([e.value for e in ended]).reshape(-1, plan.tries)
-    best = np.arange(len(values)) * plan.tries + values.argmin(axis=1)
-    chosen = [ended[i] for i in best]
+    begun = np.array([e is not None for e in ended]).reshape(-1, plan.tries)
+    made = [_NOT_BEGUN if e is None else e for e in ended]
+    values = np.array([e.value for e in made]).reshape(-1, plan.tries)
+    least = np.where(begun, np.minimum(values, np.finfo(float).max), np.inf).argmin(axis=1)
+    best = (np.arange(len(values)) * plan.tries + least)[begun.any(axis=1)]
+    chosen = [made[i] for i in best]
     inputs, found = _read_out(problem, np.stack([e.z for e in chosen]), guessed[plan.attack[best]])
     return Reconstruction(
         attack=plan.attack[best],
@@ -56,12 +60,16 @@ def reconstruct(
         objective=values.ravel()[best],
         distance=np.array([e.distance for e in chosen]),
         iterations=np.array([e.iterations for e in chosen]),
-        evaluations=np.array([e.evaluations for e in ended]).reshape(-1, plan.tries).sum(axis=1),
+        evaluations=np.array([e.evaluations for e in made]).reshape(-1, plan.tries).sum(axis=1)[begun.any(axis=1)],
         ending=np.array([ENDINGS[e.status] for e in chosen]),
         trace=np.stack([e.trace for e in chosen]),
         seconds=seconds,
         compile_seconds=compiling,
+        not_started=int((~begun.any(axis=1)).sum()),
     )
+
+
+_NOT_BEGUN = scheduler.Ended(np.zeros(0), np.inf, np.inf, LATE, 0, 0, 0, np.zeros(0))
 
 
 @dataclass(frozen=True)
@@ -84,15 +92,17 @@ def _running(problem: Problem, guessed: np.ndarray, plan: _Plan, execution: Exec
     """The scheduler's part of `execution`: its callbacks see starts as flat vectors."""
     monitor, total = execution.monitor, len(plan.keys)
 
-    def look(shot: scheduler.Snapshot) -> int:
+    def look(shot: scheduler.Snapshot) -> scheduler.Order | int:
         assert monitor is not None
-        return monitor(*_read_out(problem, shot.z, guessed[plan.attack[shot.attack]]), shot)
+        answer: scheduler.Order | int = monitor(*_read_out(problem, shot.z, guessed[plan.attack[shot.attack]]), shot)
+        return answer
 
     return scheduler.Running(
         execution.width,
         execution.workers,
         progress=lambda ended: execution.progress(ended, total),
         monitor=None if monitor is None else look,
+        deadline=execution.deadline,
     )
 
 

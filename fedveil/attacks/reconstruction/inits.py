@@ -68,7 +68,8 @@ def _draw_all(
 
     def one(identity: Array, seed: Array, restart: Array) -> Array:
         key = attack_key(identity, seed, restart, START)
-        return jnp.stack([_DRAWN[name](jax.random.fold_in(key, i), shape, dtype) for i in range(examples)])
+        each = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(examples, dtype=jnp.uint32))
+        return jax.vmap(lambda own: _DRAWN[name](own, shape, dtype))(each)
 
     return jax.vmap(one)(identity, seed, restart)
 

@@ -29,7 +29,18 @@ import numpy as np
 from fedveil import compilation
 from fedveil.attacks.optim.first_order import FirstOrder
 from fedveil.attacks.optim.lbfgs import INNER, LBFGS, PAIRS
-from fedveil.attacks.optim.slots import RUNNING, Evaluation, Optimizer, Slots, StopRules, advance, begin, stop_rules
+from fedveil.attacks.optim.slots import (
+    HOPELESS,
+    LATE,
+    RUNNING,
+    Evaluation,
+    Optimizer,
+    Slots,
+    StopRules,
+    advance,
+    begin,
+    stop_rules,
+)
 from fedveil.attacks.reconstruction.matching import GradientMatching
 from fedveil.attacks.reconstruction.objective import Job, Problem, evaluate
 from fedveil.core.system import cores
@@ -38,6 +49,7 @@ from fedveil.models.net import Net, products
 
 Tree = Any
 CHUNK = 40  # evaluations between two checks for ended attacks
+CHUNK_SECONDS = 0.5  # that a chunk may take where there is a deadline
 CACHE_BYTES = 6e6  # cache of a CPU that the pairs of one worker's block may fill
 MEMORY_SHARE = 0.2  # share of another device's memory that blocks may fill
 FREE = -1  # the status of a slot without an attack
@@ -56,9 +68,18 @@ class Snapshot:
     iteration: np.ndarray
     evaluations: np.ndarray
     seconds: float  # that the chunk took, without compilation
+    idle: np.ndarray  # iterations since the objective last fell by 1 %
 
 
-Monitor = Callable[[Snapshot], int]  # returns the number of evaluations in the block's next chunk
+@dataclass(frozen=True)
+class Order:
+    """What a monitor answers."""
+
+    length: int  # evaluations in the block's next chunk
+    give_up: np.ndarray | None = None  # [attacks of the block] bool: those to end now
+
+
+Monitor = Callable[[Snapshot], Order | int]  # an int is the length alone
 
 
 @dataclass(frozen=True)
@@ -82,6 +103,7 @@ class Running:
     workers: int | None = None
     progress: Callable[[int], None] = field(default=lambda ended: None)
     monitor: Monitor | None = None
+    deadline: float | None = None  # the time of `time.monotonic()` at which attacks end as they stand
 
 
 @dataclass(frozen=True)
@@ -191,8 +213,11 @@ def programs_for(problem: Problem, dtype: str) -> Programs:
         return Programs(problem)
 
 
-def run(programs: Programs, work: Work, running: Running) -> list[Ended]:
-    """Runs all attacks until they end."""
+def run(programs: Programs, work: Work, running: Running) -> list[Ended | None]:
+    """Runs all attacks until they end; None for those that did not start before the deadline.
+
+    Every block makes at least one evaluation, however late it is.
+    """
     attacks = len(work.starts)
     on_cpu = jax.default_backend() == "cpu"
     workers = running.workers or (cores() if on_cpu else 1)
@@ -207,9 +232,13 @@ def run(programs: Programs, work: Work, running: Running) -> list[Ended]:
     def serve(first: int) -> None:
         # The switch to 64 bits is a setting of the thread.
         with jax.enable_x64(work.starts.dtype == np.float64), jax.default_matmul_precision("highest"):
-            worker = _Worker(programs, work, width, deque(range(first, attacks, workers)), running.monitor)
+            worker = _Worker(programs, work, width, deque(range(first, attacks, workers)), running)
             while not halt.is_set() and worker.turn(ended):
                 running.progress(len(ended))
+                if running.deadline is not None and time.monotonic() >= running.deadline:
+                    worker.end(ended)
+                    running.progress(len(ended))
+                    return
 
     with ThreadPoolExecutor(workers) as pool:
         try:
@@ -218,16 +247,17 @@ def run(programs: Programs, work: Work, running: Running) -> list[Ended]:
         except BaseException:
             halt.set()  # an interrupt must not wait for the other attacks
             raise
-    return [ended[a] for a in range(attacks)]
+    return [ended.get(a) for a in range(attacks)]
 
 
 class _Worker:
     """A block of slots, and the attack in each; None for a slot that is free."""
 
-    def __init__(self, programs: Programs, work: Work, width: int, queue: deque[int], monitor: Monitor | None = None):
+    def __init__(self, programs: Programs, work: Work, width: int, queue: deque[int], running: Running):
         self.programs, self.work, self.settings = programs, work, work.settings
         self.queue, self.narrowest, self.longest = queue, max(1, width // NARROWEST), 0
-        self.monitor, self.length = monitor, CHUNK if monitor is None else 1
+        self.monitor, self.hurried = running.monitor, running.deadline is not None
+        self.length = CHUNK if self.monitor is None and not self.hurried else 1
         self.owners = [queue.popleft() if queue else None for _ in range(width)]
         rows = self._rows()
         rules = stop_rules(work.settings, width, work.starts.dtype)
@@ -243,23 +273,46 @@ class _Worker:
         self.slots = self.programs.chunk(self.slots, self.job, self.work.shared, self.length)
         status = np.asarray(self.slots.status)
         taken = max(0.0, time.monotonic() - began - (self.programs.seconds - compiled))
-        done = [slot for slot, a in enumerate(self.owners) if a is not None and status[slot] != RUNNING]
         if self.monitor is not None:
-            self.length = max(1, self.monitor(self._snapshot(taken)))
+            status = self._obey(self.monitor(self._snapshot(taken)), status)
+        elif self.hurried:
+            self.length = max(1, min(CHUNK, 2 * self.length, int(self.length * CHUNK_SECONDS / max(taken, 1e-4))))
+        done = [slot for slot, a in enumerate(self.owners) if a is not None and status[slot] != RUNNING]
         if done:
             self._hand_back(done, ended)
             self._refill(done)
         self._shrink()
         return True
 
+    def end(self, ended: dict[int, Ended]) -> None:
+        """Hands back the attacks that still run, as they stand."""
+        late = np.asarray(self.slots.status) == RUNNING
+        self.slots = replace(self.slots, status=jnp.where(late, LATE, self.slots.status))
+        self._hand_back([slot for slot, a in enumerate(self.owners) if a is not None], ended)
+
+    def _obey(self, order: Order | int, status: np.ndarray) -> np.ndarray:
+        """Takes the next chunk's length from the monitor's order, and ends the attacks that it gives up."""
+        if isinstance(order, int):
+            order = Order(order)
+        self.length = max(1, order.length)
+        if order.give_up is None or not order.give_up.any():
+            return status
+        owned = np.array([slot for slot, a in enumerate(self.owners) if a is not None])
+        which = np.isin(np.arange(len(self.owners)), owned[order.give_up]) & (status == RUNNING)
+        status = np.where(which, HOPELESS, status)
+        self.slots = replace(self.slots, status=jnp.asarray(status, self.slots.status.dtype))
+        return status
+
     def _rows(self) -> np.ndarray:
         return np.array([0 if a is None else a for a in self.owners])
 
     def _snapshot(self, seconds: float) -> Snapshot:
         slots, own = np.array([slot for slot, a in enumerate(self.owners) if a is not None]), self.slots
-        shown = jax.device_get((own.best, own.best_distance, own.iteration, own.evaluations))
-        best, distance, iteration, evaluations = (np.asarray(a)[slots] for a in shown)
-        return Snapshot(self._rows()[slots], best, distance, iteration, evaluations, seconds)
+        shown = jax.device_get(
+            (own.best, own.best_distance, own.iteration, own.evaluations, own.iteration - own.marked)
+        )
+        best, distance, iteration, evaluations, idle = (np.asarray(a)[slots] for a in shown)
+        return Snapshot(self._rows()[slots], best, distance, iteration, evaluations, seconds, idle)
 
     def _hand_back(self, done: list[int], ended: dict[int, Ended]) -> None:
         host: Slots = jax.device_get(replace(self.slots, memory=(), z=self.slots.status))
