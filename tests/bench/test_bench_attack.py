@@ -91,7 +91,7 @@ def test_both_sides_find_the_same(one_thread):
     work, chosen = bench.victims(SMALL, 2, bench.noise), CPL(iterations=2)
     ours = reconstruct(work.observation, chosen)
     keys = [(int(i), 0, 0) for i in work.observation.ids]
-    starts = inits.starts(chosen.init, work.observation, work.y[:, None], keys, None, "float32")[:, 0]
+    starts = inits.starts(chosen, work.observation, work.y[:, None], keys, "float32")[:, 0]
     theirs = torch_attack.attacks(work.net, work.params, work.x, work.y, starts, chosen.iterations)
     assert theirs(1) > 0
     assert np.array_equal(ours.labels[:, 0], work.y)
