@@ -47,11 +47,11 @@ def gaussian(key: Array, like: Tree, std: Array | float) -> Tree:
     """Independent normal noise in the shape of `like`."""
     dtype = jax.tree.leaves(like)[0].dtype
     if is_secure(key):
-        return _shaped(like, std * secure.gaussian(key, _count(like), dtype))
+        return shaped(like, std * secure.gaussian(key, _count(like), dtype))
     if dtype != jnp.float32 or jax.random.key_impl(key) != "threefry2x32":
-        return _shaped(like, std * jax.random.normal(key, (_count(like),), dtype))
+        return shaped(like, std * jax.random.normal(key, (_count(like),), dtype))
     replaced = _sampler.get()
-    return replaced(key, like, std) if replaced else _shaped(like, std * normal(key, _count(like)))
+    return replaced(key, like, std) if replaced else shaped(like, std * normal(key, _count(like)))
 
 
 @contextlib.contextmanager
@@ -68,8 +68,8 @@ def laplace(key: Array, like: Tree, scale: Array | float) -> Tree:
     """Independent Laplace noise in the shape of `like`."""
     dtype = jax.tree.leaves(like)[0].dtype
     if is_secure(key):
-        return _shaped(like, scale * secure.laplace(key, _count(like), dtype))
-    return _shaped(like, scale * jax.random.laplace(key, (_count(like),), dtype))
+        return shaped(like, scale * secure.laplace(key, _count(like), dtype))
+    return shaped(like, scale * jax.random.laplace(key, (_count(like),), dtype))
 
 
 def is_secure(key: Array) -> bool:
@@ -90,7 +90,7 @@ def _count(like: Tree) -> int:
     return sum(math.prod(a.shape) for a in jax.tree.leaves(like))
 
 
-def _shaped(like: Tree, drawn: Array) -> Tree:
+def shaped(like: Tree, drawn: Array) -> Tree:
     """`like` filled from a vector of numbers, array by array."""
     leaves, structure = jax.tree.flatten(like)
     ends = list(itertools.accumulate(math.prod(a.shape) for a in leaves))
