@@ -40,7 +40,7 @@ def largest_square(reach: float, values: int) -> int:
 def to_integers(each: Tree, key: Array, most: Array | int) -> Tree:
     """Contributions in units of the grid as int32, each with a sum of squares of at most `most`; a leading axis of them."""
     usual = _at_random(each, key)
-    short = jax.tree.map(lambda a: _as_int32(jnp.trunc(a)), each)
+    short = jax.tree.map(lambda a: _as_int32(jnp.sign(a) * jnp.floor(jnp.abs(a))), each)
     first, second = within(usual, most), within(short, most)
 
     def chosen(one: Array, other: Array) -> Array:
