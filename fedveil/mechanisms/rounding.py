@@ -40,12 +40,12 @@ def largest_square(reach: float, values: int) -> int:
 def to_integers(each: Tree, key: Array, most: Array | int) -> Tree:
     """Contributions in units of the grid as int32, each with a sum of squares of at most `most`; a leading axis of them."""
     usual = _at_random(each, key)
-    short = jax.tree.map(lambda a: _as_int32(jnp.sign(a) * jnp.floor(jnp.abs(a))), each)
+    short = jax.tree.map(lambda a: _as_int32(a - jnp.fmod(a, 1.0)), each)
     first, second = within(usual, most), within(short, most)
 
     def chosen(one: Array, other: Array) -> Array:
-        wide = lambda a: a.reshape(-1, *[1] * (one.ndim - 1))  # noqa: E731
-        return jnp.where(wide(first), one, jnp.where(wide(second), other, 0))
+        shape = (-1, *[1] * (one.ndim - 1))
+        return jnp.where(first.reshape(shape), one, jnp.where(second.reshape(shape), other, 0))
 
     return jax.tree.map(chosen, usual, short)
 
