@@ -29,7 +29,8 @@ def executed(path: Path) -> nbformat.NotebookNode:
 
 def tidy(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Without what differs between machines: times, versions, progress and paths of temporary folders."""
-    notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     for cell in notebook.cells:
         cell.metadata = {}
         if cell.cell_type == "code":
