@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedveil.models.adapters import from_equinox, from_flax, from_functions, from_torch
     from fedveil.report.write import report
     from fedveil.run_account import account, calibrate
+    from fedveil.sweeps.run import sweep
     from fedveil.training import train
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "register_dataset",
     "register_defense",
     "report",
+    "sweep",
     "train",
 ]
 
@@ -57,6 +59,7 @@ FUNCTIONS = {
     "calibrate": ("fedveil.run_account", "calibrate"),
     "audit": ("fedveil.audit.run", "audit"),
     "report": ("fedveil.report.write", "report"),
+    "sweep": ("fedveil.sweeps.run", "sweep"),
     "federation": ("fedveil.federation", "federation"),
     "register_defense": ("fedveil.defenses.catalog", "register_defense"),
     "register_attack": ("fedveil.attacks.registry", "register_attack"),

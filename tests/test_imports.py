@@ -43,6 +43,7 @@ LAYERS = (
     ("audit", "deploy"),
     ("lab",),
     ("recipes",),
+    ("sweeps",),
     ("cli",),
     ("__main__",),
 )

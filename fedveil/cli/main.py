@@ -213,6 +213,26 @@ def reproduce(
     run_reproduce(name, full, cells, minutes, workers, out, json)
 
 
+@app.command("sweep")
+def sweep(
+    file: FileArgument = None,
+    settings: SetOption = None,
+    out: Annotated[
+        str | None,
+        Option("--out", help="Folder of results (default: runs/sweep-FILE). Finished cells in it are not repeated."),
+    ] = None,
+    workers: Annotated[int, Option("--workers", min=1, max=64, help="Number of cells in parallel.")] = 1,
+    minutes: Annotated[
+        float | None, Option("--minutes", min=0.0, help="Minutes after which no new cell is started.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Train and attack every combination of the lists in [sweep], and compare accuracy, ε and leak."""
+    from fedveil.cli.sweep import run_sweep
+
+    run_sweep(file, settings or [], out, workers, minutes, json)
+
+
 @app.command("lab")
 def lab(
     file: FileArgument = None,

@@ -12,6 +12,7 @@ from fedveil.config import Config, load
 from fedveil.recipes.cell import Job
 from fedveil.recipes.kinds_cpl import attack_steps, compare_attacks
 from fedveil.recipes.kinds_dpfl import attack_layers, noise_time, noised_epoch
+from fedveil.recipes.kinds_sweep import sweep_cell
 from fedveil.recipes.kinds_two_dp_fl import curve
 
 Result = dict[str, Any]
@@ -196,4 +197,5 @@ KINDS: dict[str, Callable[[Job], Result]] = {
     "attack-layers": attack_layers,
     "noise-time": noise_time,
     "noised-epoch": noised_epoch,
+    "sweep": sweep_cell,
 }

@@ -41,6 +41,7 @@ class Progress:
     spent: float = 0.0
     now: str = ""
     workers: int = 1
+    running: set[str] = field(default_factory=set)  # digests of the jobs at work
 
     @property
     def left(self) -> float | None:
@@ -68,12 +69,23 @@ def run(
     workers: int = 1,
     tell: Callable[[Progress], None] = lambda progress: None,
 ) -> Progress:
+    """Runs the jobs of the recipes that the cache does not have; see `run_jobs`."""
+    return run_jobs(jobs_of(recipes, size), cache, seconds=seconds, workers=workers, tell=tell)
+
+
+def run_jobs(
+    work: Work,
+    cache: Cache,
+    *,
+    seconds: float | None = None,
+    workers: int = 1,
+    tell: Callable[[Progress], None] = lambda progress: None,
+) -> Progress:
     """Runs the jobs that the cache does not have; starts no new one after `seconds`.
 
     A job that fails is recorded, and the others continue. With several workers, that number of processes runs jobs in
     parallel; jobs that measure time run last and alone.
     """
-    work = jobs_of(recipes, size)
     left = {digest: entry for digest, entry in work.items() if cache.get(entry[1]) is None}
     progress = Progress(len(work), done=len(work) - len(left), cached=len(work) - len(left), workers=workers)
     end = None if seconds is None else time.monotonic() + seconds
@@ -92,7 +104,7 @@ def _one_by_one(
     for digest, (name, job) in work.items():
         if end is not None and time.monotonic() > end:
             return
-        progress.now = _label(name, job)
+        progress.now, progress.running = _label(name, job), {digest}
         tell(progress)
         _store(digest, name, job, measured(job), cache, progress)
 
@@ -114,6 +126,7 @@ def _in_processes(
                 future = pools[worker].submit(measured, job)
                 running[future], held[future] = (digest, name, job), worker
                 progress.now = _label(name, job)
+                progress.running.add(digest)
                 tell(progress)
             if not running:
                 return
@@ -170,6 +183,7 @@ def _store(digest: str, name: str, job: Job, found: Measured, cache: Cache, prog
         cache.put(job, found.result, found.seconds, found.environment, workers=1 if alone else progress.workers)
     else:
         progress.failed[digest] = f"{name}: {found.error}"
+    progress.running.discard(digest)
     progress.done += 1
     progress.spent += found.seconds
 

@@ -50,7 +50,7 @@ def render(runs: Sequence[Path]) -> str:
 def page(runs: Sequence[Run], drawn: Sequence[Figure] | None = None) -> str:
     """The HTML page for the gathered runs. `drawn`: their figures, if the caller has drawn them already."""
     drawn = figures(runs) if drawn is None else drawn
-    return _environment().get_template("page.html").render(
+    return templates().get_template("page.html").render(
         runs=runs,
         heading=_heading(runs),
         about=_about(runs),
@@ -65,7 +65,7 @@ def page(runs: Sequence[Run], drawn: Sequence[Figure] | None = None) -> str:
 
 
 @lru_cache(maxsize=1)
-def _environment() -> jinja2.Environment:
+def templates() -> jinja2.Environment:
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("fedveil.report"),
         autoescape=True,
