@@ -18,6 +18,7 @@ from fedveil.attacks import registry
 from fedveil.cli.main import _optional_resume, app
 from fedveil.data.registry import DATASETS
 from fedveil.defenses import catalog
+from fedveil.sweeps.grid import cells_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -92,7 +93,11 @@ def test_there_are_commands_to_check():
 
 @pytest.mark.parametrize("text", examples("toml"))
 def test_toml_examples_are_configs(text):
-    config.resolve(config.from_dict(tomllib.loads(text)))
+    document = tomllib.loads(text)
+    if "sweep" in document:
+        assert cells_of(document)
+        return
+    config.resolve(config.from_dict(document))
 
 
 @pytest.fixture

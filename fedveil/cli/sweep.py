@@ -24,7 +24,7 @@ def run_sweep(
     file: str | None, settings: list[str], out: str | None, workers: int, minutes: float | None, json: bool
 ) -> None:
     """Runs a sweep in its folder and prints the comparison."""
-    from fedveil.sweeps.page import accuracy_of, write_files
+    from fedveil.sweeps.page import accuracy_of
     from fedveil.sweeps.run import sweep
 
     if out == "":
@@ -33,13 +33,12 @@ def run_sweep(
     seconds = None if minutes is None else 60 * minutes
     with Live() as live:
         done = sweep(read(file, settings), folder, workers=workers, seconds=seconds, progress=live)
-    files = write_files(done, folder)
     if json:
         show.print_json(done.as_dict())
     else:
         rows = [(line.name, accuracy_of(line, spans=False), *_numbers(line)) for line in done.lines]
         show.print_table("Sweep", ("setting", "accuracy", *NUMBERS), rows)
-        for name, path in files.items():
+        for name, path in done.files.items():
             print(f"{name}: {path}")
     if done.left:
         show.note(f"{done.left} cells are left: run the same command again to resume")

@@ -32,6 +32,7 @@ class Figure:
 def write_files(sweep: Sweep, folder: Path) -> dict[str, str]:
     """Writes CSV, chart and page; returns their paths by name. Without a finished cell, only the CSV."""
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "cells.csv", sweep.csv(), SHARED)
         written = {"csv": str(folder / "cells.csv")}
         drawn = figures(sweep)

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedveil.accounting.published import CLAIMED
@@ -84,6 +84,7 @@ class Sweep:
 
     cells: tuple[Document, ...]
     lines: tuple[Line, ...]
+    files: Mapping[str, str] = field(default_factory=dict)  # csv, chart and report, if a folder was named
 
     @classmethod
     def of(cls, cells: Sequence[Cell], cache: Cache, failed: Mapping[str, str]) -> Sweep:
@@ -130,7 +131,7 @@ RESULT = ("accuracy", "split", "loss", "chance", "learned", "rounds", "seconds",
 def _document(cell: Cell, cache: Cache, failed: Mapping[str, str]) -> Document:
     digest, row = cell.job.digest, cache.get(cell.job)
     result: Mapping[str, Any] = {} if row is None else row["result"]
-    error = failed.get(digest)
+    error = failed[digest].removeprefix(f"{cell.label}: ") if digest in failed else None
     return {
         "name": cell.label,
         "values": dict(cell.values),

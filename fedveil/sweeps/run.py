@@ -7,6 +7,7 @@ the same command resumes a stopped sweep, and a changed file repeats only the ce
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,6 +17,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.recipes.cache import Cache
 from fedveil.recipes.run import Progress, run_jobs
 from fedveil.sweeps.grid import Cell, cells_of
+from fedveil.sweeps.page import write_files
 from fedveil.sweeps.results import Sweep
 
 Tell = Callable[[list[Cell], Cache, Progress], None]
@@ -44,7 +46,8 @@ def sweep(
     if out is None:
         with TemporaryDirectory() as folder:
             return _run(cells, Path(folder), workers, seconds, progress)
-    return _run(cells, Path(out), workers, seconds, progress)
+    done = _run(cells, Path(out), workers, seconds, progress)
+    return replace(done, files=write_files(done, Path(out)))
 
 
 def _document(settings: Settings) -> Mapping[str, Any]:
