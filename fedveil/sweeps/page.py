@@ -61,7 +61,7 @@ def figures(sweep: Sweep) -> list[Figure]:
     where = "at the server" if tap == "server" else "of the published model"
     x_label = f"certified ε {where}, one record"
     drawn = []
-    accuracy = _chart(done, tap, Frame("Accuracy against ε", x_label, "accuracy", x_log=True), leak=False)
+    accuracy = _chart(done, tap, Frame("Accuracy and leak against ε", x_label, "accuracy", x_log=True), leak=False)
     if accuracy is not None:
         note = "Means over seeds with 95 % intervals. A setting without a certified ε is a horizontal line."
         drawn.append(Figure(accuracy, note))
@@ -81,7 +81,7 @@ def _chart(lines: Sequence[Line], tap: str, frame: Frame, leak: bool) -> Chart |
         value = line.leak if leak else line.accuracy
         assert value is not None
         if line.epsilon.get(tap) is None:
-            flat.append(Reference(f"{line.name} (no ε)", value))
+            flat.append(Reference(f"{line.name} (no ε{_got([line])})", value))
         else:
             series.setdefault(_family(line), []).append(line)
     chances = sorted({line.chance for line in lines if line.chance is not None})
@@ -95,10 +95,17 @@ def _chart(lines: Sequence[Line], tap: str, frame: Frame, leak: bool) -> Chart |
 def _series(name: str, group: Sequence[Line], tap: str, leak: bool) -> Series:
     group = sorted(group, key=lambda line: line.epsilon[tap] or 0.0)
     x = [max(LEAST, line.epsilon[tap] or 0.0) for line in group]
+    name += f" ({_got(group)[2:]})" if _got(group) else ""
     if leak:
         return Series(name, x, [line.leak for line in group])
     low, high = ([None if line.span is None else line.span[end] for line in group] for end in (0, 1))
     return Series(name, x, [line.accuracy for line in group], low, high, "bars")
+
+
+def _got(group: Sequence[Line]) -> str:
+    """What attacks got at most in these settings, for a legend."""
+    known = [line.leak for line in group if line.leak is not None]
+    return f"; attacks got {'at most ' if len(known) > 1 else ''}{_percent(max(known))}" if known else ""
 
 
 def _family(line: Line) -> str:
