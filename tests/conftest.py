@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import io
 import os
@@ -23,6 +24,24 @@ class Answer:
     out: str
     err: str
     warned: list[str]  # warnings that a terminal would show on stderr
+
+
+def pytest_sessionstart() -> None:
+    """Programs make many objects that live as long as the process: the collector need not look at them again and again."""
+    gc.set_threshold(100_000, 20, 50)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Most programs of the tests run once: compile them without optimisation, also in processes that a test starts.
+
+    Marked otherwise are long computations (`optimised`, `slow`) and tests of rounding (`codegen`).
+    """
+    import jax
+
+    quick = not any(map(item.get_closest_marker, ("codegen", "optimised", "slow")))
+    jax.config.update("jax_disable_most_optimizations", quick)
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(quick))
 
 
 @pytest.fixture(scope="session", autouse=True)

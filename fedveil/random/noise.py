@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import jax
@@ -112,6 +113,7 @@ def normal_pairs(key: Array, counters: Array) -> tuple[Array, Array]:
     return box_muller(*threefry(key, counters, np.uint32(STREAM)))
 
 
+@partial(jax.jit, static_argnums=1, inline=True)  # where it is called by itself, one program for each number of blocks
 def _in_turns(key: Array, blocks: int) -> Array:
     """The pairs as complex numbers, in a loop of two turns.
 

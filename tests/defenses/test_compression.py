@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from one_program import at_stage
 
 import fedveil
 from fedveil.config import from_dict
@@ -209,7 +210,7 @@ def test_dgc_stopped_and_resumed_ends_the_same(stage, tmp_path, monkeypatch):
 
 # --- noise --------------------------------------------------------------------------------------------------------
 
-WIDE = {"a": {"w": jnp.zeros((100, 80))}, "b": {"w": jnp.zeros(2000)}}
+WIDE = {"a": {"w": np.zeros((100, 80), np.float32)}, "b": {"w": np.zeros(2000, np.float32)}}
 # Kurtosis E x⁴ / (E x²)²: how much squares scatter.
 KURTOSIS = {"gaussian": 3.0, "laplace": 6.0}
 PER_SCALE = {"gaussian": 1.0, "laplace": math.sqrt(2)}
@@ -226,18 +227,19 @@ def test_noise_has_its_size_at_every_stage(law):
     unit = PER_SCALE[law]
     noise = {stage: make({"name": "gradient-noise", "law": law, "scale": 0.3, "stage": stage}, "defense")
              for stage in ("example", "batch", "upload")}  # fmt: skip
-    assert near(flat(noise["upload"].upload(WIDE, at(1))), 0.3 * unit, KURTOSIS[law])
-    mean = flat(noise["batch"].batch(WIDE, at(2, divisor=4.0))) / 4.0
+    assert near(flat(at_stage(noise["upload"].upload, WIDE, point=at(1))), 0.3 * unit, KURTOSIS[law])
+    mean = flat(at_stage(noise["batch"].batch, WIDE, point=at(2, divisor=4.0))) / 4.0
     assert near(mean, 0.3 * unit, KURTOSIS[law])
-    each, mask = jax.tree.map(lambda a: jnp.zeros((6, *a.shape)), WIDE), jnp.arange(6) < 4
-    shown, rest = noise["example"].example(each, mask, at(3))
+    each, mask = jax.tree.map(lambda a: np.zeros((6, *a.shape), np.float32), WIDE), np.arange(6) < 4
+    shown, rest = at_stage(noise["example"].example, each, mask, point=at(3))
     assert rest is None
+    shown = jax.device_get(shown)
     rows = [flat(jax.tree.map(lambda a, p=place: a[p], shown)) for place in range(6)]
     assert all(near(row, 0.3 * unit, KURTOSIS[law]) for row in rows[:4])
     assert not np.any(rows[4:])  # padding shows nothing
     assert abs(np.corrcoef(rows[0], rows[1])[0, 1]) < 5 / math.sqrt(10_000)
     # The sum of four: a sum of Laplace draws has kurtosis 3 + 3/4.
-    summed = flat(noise["example"].example_sum(each, mask, at(4)))
+    summed = flat(at_stage(noise["example"].example_sum, each, mask, point=at(4)))
     assert near(summed, 0.3 * unit * 2, 3.0 if law == "gaussian" else 3.75)
     if law == "laplace":
         fourth = np.mean(summed**4) / np.mean(summed**2) ** 2
@@ -248,11 +250,11 @@ def test_noise_has_its_size_at_every_stage(law):
 @pytest.mark.parametrize("pick", ["largest", "random"])
 def test_dssgd_noises_the_shared_entries_alone(law, pick):
     keys = {"name": "dssgd", "share": 0.5, "pick": pick, "law": law, "scale": 0.2}
-    tree = jax.tree.map(lambda a: jax.random.normal(jax.random.key(9), a.shape), WIDE)
+    tree = jax.tree.map(lambda a: np.random.default_rng(9).standard_normal(a.shape, np.float32), WIDE)
     for stage, divisor in (("upload", 1.0), ("batch", 4.0)):
         quiet = make({**keys, "stage": stage, "law": "none", "scale": 0.0}, "defense")
         noisy = make({**keys, "stage": stage}, "defense")
-        clean, shown = (flat(getattr(d, stage)(tree, at(5, divisor))) for d in (quiet, noisy))
+        clean, shown = (flat(at_stage(getattr(d, stage), tree, point=at(5, divisor))) for d in (quiet, noisy))
         assert np.count_nonzero(clean) == np.count_nonzero(shown) == 5000
         assert not np.any(shown[clean == 0])
         noise = (shown - clean)[clean != 0] / divisor
@@ -262,10 +264,12 @@ def test_dssgd_noises_the_shared_entries_alone(law, pick):
 
 def test_dssgd_draws_its_random_choice_for_each_example_apart():
     defense = make({"name": "dssgd", "pick": "random", "share": 0.25, "stage": "example"}, "defense")
-    each, mask = {"a": {"w": jnp.ones((3, 40))}}, jnp.array([True, True, False])
-    shown = np.asarray(defense.example(each, mask, at())[0]["a"]["w"])
+    each, mask = {"a": {"w": np.ones((3, 40), np.float32)}}, np.array([True, True, False])
+    shown = np.asarray(at_stage(defense.example, each, mask, point=at())[0]["a"]["w"])
     assert shown.sum(axis=1).tolist() == [10, 10, 0] and not np.array_equal(shown[0], shown[1])
-    again = np.asarray(defense.example(jax.tree.map(lambda a: a[:2], each), mask[:2], at())[0]["a"]["w"])
+    again = np.asarray(
+        at_stage(defense.example, jax.tree.map(lambda a: a[:2], each), mask[:2], point=at())[0]["a"]["w"]
+    )
     np.testing.assert_array_equal(shown[:2], again)  # padding changes no draw
 
 
@@ -415,7 +419,7 @@ def test_low_rank_keeps_the_largest_singular_values_of_each_layer(rank, seed):
         "dense": {"w": rng.normal(size=(5, 3)), "b": rng.normal(size=3)},
     }
     with jax.enable_x64(True):
-        kept = LowRank(rank).upload(jax.tree.map(jnp.asarray, update), at())
+        kept = at_stage(LowRank(rank).upload, update, point=at())
     for layer, own in update.items():
         whole, found = own["w"].reshape(-1, own["w"].shape[-1]), np.asarray(kept[layer]["w"])
         assert found.shape == own["w"].shape

@@ -6,6 +6,7 @@ million per comparison. Seeds are fixed, so a passing test keeps passing.
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from one_program import at_stage
 from scipy import stats
 
 import fedveil
@@ -87,16 +89,16 @@ def test_pogz_by_hand_and_without_padding():
     x = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
     present = np.array([True] * 4 + [False] * 2)
     z = x[:4] @ np.asarray(params["hidden1"]["w"]) + np.asarray(params["hidden1"]["b"])
-    found = importance.pogz(model, params, jnp.asarray(x), jnp.zeros(6, int), jnp.asarray(present))
+    found = jax.jit(partial(importance.pogz, model))(params, x, np.zeros(6, int), present)
     assert float(found["hidden1"]) == pytest.approx((z > 0).sum() / 16)
     assert float(found["dense"]) == pytest.approx(1 / 12)  # counts as one value: a budget of zero is no budget
 
 
 def test_a_layer_without_pre_activation_counts_as_the_mean_of_the_others():
     model = Net((Conv("conv", 4, 3), GroupNorm("norm", 2), Activation("relu"), Flatten(), Dense("dense", 3)), (5, 5, 1))
-    params = model.init(jax.random.key(0))
-    x = jax.random.normal(jax.random.key(1), (3, 5, 5, 1))
-    found = importance.pogz(model, params, x, jnp.zeros(3, int), jnp.ones(3, bool))
+    x = np.random.default_rng(1).standard_normal((3, 5, 5, 1), np.float32)
+    measure = lambda key: importance.pogz(model, model.init(key), x, np.zeros(3, int), np.ones(3, bool))  # noqa: E731
+    found = jax.jit(measure)(jax.random.key(0))
     assert set(found) == {"conv", "norm", "dense"}
     assert float(found["norm"]) == pytest.approx((float(found["conv"]) + float(found["dense"])) / 2)
 
@@ -211,11 +213,13 @@ def test_a_clamp_limits_every_value_by_itself():
 
 
 def test_each_layer_gets_laplace_noise_of_its_own_scale():
-    update = {"a": {"w": jnp.zeros((200, 100))}, "b": {"w": jnp.zeros(20_000), "b": jnp.zeros(20_000)}}
-    shares = {"a": jnp.asarray(0.2), "b": jnp.asarray(0.8)}
+    shapes = {"a": {"w": (200, 100)}, "b": {"w": (20_000,), "b": (20_000,)}}
+    update = {layer: {k: np.zeros(shape, np.float32) for k, shape in own.items()} for layer, own in shapes.items()}
+    shares = {"a": np.float32(0.2), "b": np.float32(0.8)}
     # The scale keeps to the first round's rate (0.1), whatever the rate of the round.
-    noised, kept = DPFL(clip=0.5, epsilon=4.0).apply_with_state("upload", update, shares, at(lr=0.003))
-    assert kept is shares
+    change = partial(DPFL(clip=0.5, epsilon=4.0).apply_with_state, "upload")
+    noised, kept = at_stage(change, update, shares, point=at(lr=0.003))
+    assert kept == shares
     for layer, k, share in (("a", "w", 0.2), ("b", "w", 0.8), ("b", "b", 0.8)):
         values, scale = np.asarray(noised[layer][k]).ravel(), 2 * 0.1 * 0.5 / (4.0 * share)
         assert abs(np.abs(values).mean() / scale - 1.0) < 5.0 / math.sqrt(values.size)  # deviation of |x| is the scale

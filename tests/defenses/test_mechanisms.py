@@ -4,8 +4,10 @@ Statistical tests compare a sample variance of n values with what it must be, wi
 false alarm in 1.7 million per comparison. Seeds are fixed, so a passing test keeps passing.
 """
 
+import dataclasses
 import itertools
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from one_program import at_stage
 
 import fedveil
 from fedveil.core.errors import ConfigError
@@ -40,12 +43,11 @@ def bound_of(defense, point):
     return defense.on_sum(SETTING).clip.at(point)
 
 
-def gradients(batch, seed=0, scale=1.0, shape=(40, 50)):
-    keys = jax.random.split(jax.random.key(seed), 2)
-    return {
-        "one": {"w": scale * jax.random.normal(keys[0], (batch, *shape)), "b": jnp.zeros((batch, shape[1]))},
-        "two": {"w": scale * jax.random.normal(keys[1], (batch, 7, 3))},
-    }
+def gradients(batch, scale=1.0):
+    """Example gradients of two layers; a scale of zero leaves the shapes."""
+    rng = np.random.default_rng(0)
+    one, two = (scale * rng.standard_normal((batch, *shape), np.float32) for shape in ((40, 50), (7, 3)))
+    return {"one": {"w": one, "b": np.zeros((batch, 50), np.float32)}, "two": {"w": two}}
 
 
 def near(sample, deviation):
@@ -62,14 +64,21 @@ VALUES = st.one_of(
 )
 
 
+CONTRIBUTIONS = {
+    "a": hnp.arrays(np.float32, (3, 4, 2), elements=VALUES),
+    "b": hnp.arrays(np.float32, (3, 5), elements=VALUES),
+    "bound": st.floats(1e-3, 1e3),
+    "scope": st.sampled_from(["layerwise", "flat"]),
+}
+
+
 @settings(max_examples=150, deadline=None)
-@given(
-    a=hnp.arrays(np.float32, (3, 4, 2), elements=VALUES),
-    b=hnp.arrays(np.float32, (3, 5), elements=VALUES),
-    bound=st.floats(1e-3, 1e3),
-    scope=st.sampled_from(["layerwise", "flat"]),
-)
+@given(**CONTRIBUTIONS)
 def test_no_contribution_exceeds_the_bound(a, b, bound, scope):
+    bounded(a, b, bound, scope)
+
+
+def bounded(a, b, bound, scope):
     clipped = clip.clip_examples({"one": {"w": jnp.asarray(a)}, "two": {"w": jnp.asarray(b)}}, bound, scope)
     squares = {k: np.square(np.asarray(v["w"], np.float64)).reshape(3, -1).sum(axis=1) for k, v in clipped.items()}
     assert all(np.isfinite(s).all() for s in squares.values())
@@ -92,7 +101,7 @@ def test_what_is_within_the_bound_is_left_alone(a, scope):
 def test_a_clipped_gradient_keeps_its_direction():
     each = gradients(4, scale=3.0)
     for scope in ("layerwise", "flat"):
-        clipped = clip.clip_examples(each, 1.0, scope)
+        clipped = jax.jit(partial(clip.clip_examples, bound=1.0, scope=scope))(each)
         for name, layer in each.items():
             ratio = np.asarray(clipped[name]["w"]) / np.asarray(layer["w"])
             assert np.allclose(ratio, ratio.reshape(4, -1)[:, :1].reshape(4, 1, 1), rtol=1e-4) and (ratio < 1).all()
@@ -116,19 +125,17 @@ def test_fed_cdp_noise_on_the_sum_is_nominal_whatever_the_batch(placement, prese
     """Empty, small, nominal and large Poisson batches: the same variance, one by one, summed and fused."""
     defense = FedCDP(placement=placement)
     width = max(present, 1)
-    mask = jnp.arange(width) < present
-    each = jax.tree.map(lambda a: jnp.zeros_like(a), gradients(width))
-    shown, rest = defense.example(each, mask, at(1))
-    total = jax.tree.map(lambda s: s.sum(axis=0), shown)
-    total = jax.tree.map(jnp.add, total, rest)
-    assert near(total, CDP_ON_SUM[placement])
-    assert near(defense.example_sum(each, mask, at(2)), CDP_ON_SUM[placement])
-    assert near(defense.example_on_sum(jax.tree.map(lambda a: a[0], each), at(3)), CDP_ON_SUM[placement])
+    mask = np.arange(width) < present
+    each = gradients(width, scale=0.0)
+    shown, rest = at_stage(defense.example, each, mask, point=at(1))
+    assert near(jax.tree.map(lambda s, r: np.asarray(s).sum(axis=0) + r, shown, rest), CDP_ON_SUM[placement])
+    assert near(at_stage(defense.example_sum, each, mask, point=at(2)), CDP_ON_SUM[placement])
+    total = jax.tree.map(lambda a: a[0], each)
+    assert near(at_stage(defense.example_on_sum, total, point=at(3)), CDP_ON_SUM[placement])
 
 
 def test_fed_cdp_example_shows_every_gradient_under_its_own_noise():
-    defense, mask = FedCDP(), jnp.ones(8, bool)
-    shown, _ = defense.example(jax.tree.map(jnp.zeros_like, gradients(8)), mask, at())
+    shown, _ = at_stage(FedCDP().example, gradients(8, scale=0.0), np.ones(8, bool), point=at())
     flat = np.stack([np.concatenate([np.ravel(a[i]) for a in jax.tree.leaves(shown)]) for i in range(8)])
     for i in range(8):
         assert near(flat[i], 24.0)
@@ -142,30 +149,29 @@ def test_fed_cdp_example_shows_every_gradient_under_its_own_noise():
 )
 def test_fed_sdp_noise(placement, deviation):
     defense = FedSDP(placement=placement)
-    zero = jax.tree.map(lambda a: jnp.zeros_like(a[0]), gradients(1))
+    zero = jax.tree.map(lambda a: a[0], gradients(1, scale=0.0))
+    updated = at_stage(defense.update, zero, point=at())
     if placement == "client":
-        assert near(defense.update(zero, at()), 24.0) and not defense.fills("aggregate")
+        assert near(updated, 24.0) and not defense.fills("aggregate")
     else:
-        assert near(defense.aggregate(zero, at()), deviation)
-        assert all((np.asarray(a) == 0).all() for a in jax.tree.leaves(defense.update(zero, at())))
+        assert near(at_stage(defense.aggregate, zero, point=at()), deviation)
+        assert all((np.asarray(a) == 0).all() for a in jax.tree.leaves(updated))
 
 
 def test_fed_sdp_server_noise_covers_the_largest_weight():
-    import dataclasses
-
     heavy = dataclasses.replace(SETTING, weights="size", max_weight=3.0)
-    zero = jax.tree.map(lambda a: jnp.zeros_like(a[0]), gradients(1))
-    assert near(FedSDP().aggregate(zero, at(setting=heavy)), 24.0 * 3.0)
+    zero = jax.tree.map(lambda a: a[0], gradients(1, scale=0.0))
+    assert near(at_stage(FedSDP().aggregate, zero, point=at(setting=heavy)), 24.0 * 3.0)
     assert {r.multiplier for r in FedSDP().events(heavy)} == {6 / math.sqrt(2)}
 
 
 def test_two_dp_noise():
     defense = TwoDP(clip=2.0, noise=3.0, server_noise=5.0)
-    each = jax.tree.map(jnp.zeros_like, gradients(4))
-    _, rest = defense.example(each, jnp.ones(4, bool), at())
+    each = gradients(4, scale=0.0)
+    _, rest = at_stage(defense.example, each, np.ones(4, bool), point=at())
     assert near(rest, 6.0)
     zero = jax.tree.map(lambda a: a[0], each)
-    assert near(defense.broadcast(zero, at()), 5.0 * 0.1 * 1 * 2.0 / 10)
+    assert near(at_stage(defense.broadcast, zero, point=at()), 5.0 * 0.1 * 1 * 2.0 / 10)
 
 
 # --- schedules
@@ -178,17 +184,15 @@ def test_decay_runs_from_clip_to_clip_end():
         assert bounds[0] == pytest.approx(6.0) and bounds[-1] == pytest.approx(2.0)
         assert all(a >= b - 1e-6 for a, b in itertools.pairwise(bounds)), shape
     assert float(bound_of(FedCDP(clip=6.0, clip_end=2.0), at(round_=5))) == pytest.approx(4.0)
-    noisy = FedCDP(noise=6.0, noise_end=3.0)
-    assert near(
-        noisy.example_on_sum(jax.tree.map(lambda a: 0 * a[0], gradients(1)), at(round_=10)), 3 * 4 * math.sqrt(5)
-    )
+    noisy, zero = FedCDP(noise=6.0, noise_end=3.0), jax.tree.map(lambda a: a[0], gradients(1, scale=0.0))
+    assert near(at_stage(noisy.example_on_sum, zero, point=at(round_=10)), 3 * 4 * math.sqrt(5))
 
 
 def test_clip_modes():
     assert float(bound_of(FedCDP(clip_mode="lr"), at(lr=0.05))) == pytest.approx(2.0)
-    each = {"one": {"w": jnp.asarray([[3.0], [1.0], [2.0], [50.0]])}}
-    mask = jnp.asarray([True, True, True, False])
-    clipped, _ = FedCDP(clip_mode="median", noise=0.0).example(each, mask, at())
+    each = {"one": {"w": np.array([[3.0], [1.0], [2.0], [50.0]], np.float32)}}
+    mask = np.array([True, True, True, False])
+    clipped, _ = at_stage(FedCDP(clip_mode="median", noise=0.0).example, each, mask, point=at())
     np.testing.assert_allclose(np.asarray(clipped["one"]["w"]).ravel()[:3], [2.0, 1.0, 2.0], rtol=1e-5)
     assert not any(r.certifiable for r in FedCDP(clip_mode="median").events(SETTING))
 
@@ -255,20 +259,27 @@ def test_fused_clipping_equals_example_by_example(name):
 
     net = build(name, (8, 8, 1), 10)
     with jax.enable_x64(True):
-        params = jax.tree.map(lambda a: a.astype(jnp.float64), net.init(jax.random.key(0)))
-        x, y = jax.random.uniform(jax.random.key(1), (4, 8, 8, 1), jnp.float64), jnp.arange(4)
+        params = jax.jit(net.init)(jax.random.key(0))
+        x, y = np.random.default_rng(1).random((4, 8, 8, 1)), np.arange(4)
 
         def loss(p, x, y, context=None):
             return cross_entropy(net.apply(p, x, context), y).sum()
 
-        each = jax.jit(jax.vmap(jax.grad(lambda p, x, y: loss(p, x[None], y[None])), (None, 0, 0)))(params, x, y)
-        norms = np.concatenate([np.asarray(n) for n in clip.layer_norms(each).values()])
-        bound = float(np.median(norms))  # half of the layers of half of the examples are clipped
-        obvious = jax.tree.map(lambda a: a.sum(axis=0), clip.clip_examples(each, bound, "layerwise"))
-        limit = jnp.asarray(bound)
-        context = Context(linear=clipping.clipping_linear(limit), affine=clipping.clipping_affine(limit))
-        fused = jax.jit(jax.grad(lambda p: loss(p, x, y, context)))(params)
-        plain = jax.tree.map(lambda a: a.sum(axis=0), each)
+        def example_gradients(params):
+            each = jax.vmap(jax.grad(lambda p, x, y: loss(p, x[None], y[None])), (None, 0, 0))(params, x, y)
+            return each, clip.layer_norms(each)
+
+        def fused_sum(params, bound):
+            context = Context(linear=clipping.clipping_linear(bound), affine=clipping.clipping_affine(bound))
+            return jax.grad(lambda p: loss(p, x, y, context))(params)
+
+        each, norms = jax.jit(example_gradients)(params)
+        bound = np.median(
+            np.concatenate(list(norms.values()))
+        )  # half of the layers of half of the examples are clipped
+        fused = jax.jit(fused_sum)(params, bound)
+        clipped = jax.jit(partial(clip.clip_examples, scope="layerwise"))(each, bound)
+        obvious, plain = (jax.tree.map(lambda a: np.asarray(a).sum(axis=0), tree) for tree in (clipped, each))
         for a, b in zip(jax.tree.leaves(fused), jax.tree.leaves(obvious), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-12)
         assert any(not np.allclose(a, b) for a, b in zip(jax.tree.leaves(fused), jax.tree.leaves(plain), strict=True))
@@ -277,21 +288,24 @@ def test_fused_clipping_equals_example_by_example(name):
 @pytest.mark.parametrize("spoiled", [None, float("inf"), float("nan"), 3e38])
 def test_scale_and_shift_of_each_example_are_clipped(spoiled):
     """What an example adds is at most the bound long, and nothing where its gradient is not finite."""
-    x, g = (np.array(jax.random.normal(jax.random.key(k), (3, 2, 2, 4))) for k in (1, 2))
+    x, g = (np.random.default_rng(k).standard_normal((3, 2, 2, 4), np.float32) for k in (1, 2))
     if spoiled is not None:
         g[1, 0, 1, 2] = spoiled
-    params, bound = {"scale": jnp.full(4, 2.0), "shift": jnp.zeros(4)}, jnp.asarray(1.5)
+    params, bound = {"scale": np.full(4, 2.0, np.float32), "shift": np.zeros(4, np.float32)}, 1.5
 
+    @jax.jit
     def summed(x, g):
-        _, back = jax.vjp(lambda p, x: clipping.clipping_affine(bound)("norm", p, x), params, jnp.asarray(x))
-        return back(jnp.asarray(g))
+        _, back = jax.vjp(lambda p, x: clipping.clipping_affine(jnp.asarray(bound))("norm", p, x), params, x)
+        return back(g)
 
-    obvious = {"scale": (g * x).sum(axis=(1, 2)), "shift": g.sum(axis=(1, 2))}
-    wanted = clip.clip_examples({"norm": jax.tree.map(jnp.asarray, obvious)}, bound, "layerwise")["norm"]
+    with np.errstate(all="ignore"):
+        obvious = {"scale": (g * x).sum(axis=(1, 2)), "shift": g.sum(axis=(1, 2))}
+        twice = g * np.float32(2.0)
+    wanted = jax.jit(partial(clip.clip_examples, scope="layerwise"))({"norm": obvious}, bound)["norm"]
     found, onward = summed(x, g)
     for name, a in found.items():
-        np.testing.assert_allclose(a, wanted[name].sum(axis=0), rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(onward, np.asarray(jnp.asarray(g) * 2.0))
+        np.testing.assert_allclose(a, np.asarray(wanted[name]).sum(axis=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(onward, twice)
     for example in range(3):
         alone, _ = summed(x[example : example + 1], g[example : example + 1])
         length = np.sqrt(sum(np.square(np.asarray(a, np.float64)).sum() for a in alone.values()))
@@ -354,8 +368,8 @@ def test_noise_is_independent_across_clients_rounds_and_steps():
 
 def test_noise_is_independent_across_layers_and_within():
     """Layers of equal shape draw apart, and a layer's values are uncorrelated with their neighbours."""
-    total = {"a": {"w": jnp.zeros((60, 60))}, "b": {"w": jnp.zeros((60, 60))}}
-    drawn = FedCDP().example_on_sum(total, at())
+    total = {name: {"w": np.zeros((60, 60), np.float32)} for name in ("a", "b")}
+    drawn = at_stage(FedCDP().example_on_sum, total, point=at())
     a, b = (np.asarray(drawn[k]["w"]).ravel() for k in ("a", "b"))
     assert abs(np.corrcoef(a, b)[0, 1]) < 5 / math.sqrt(a.size)
     assert abs(np.corrcoef(a[:-1], a[1:])[0, 1]) < 5 / math.sqrt(a.size)

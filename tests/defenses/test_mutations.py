@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import test_mechanisms as guards
+from hypothesis import Phase, given, settings
 
 from fedveil.core import keys
 from fedveil.defenses.fed_cdp import FedCDP
@@ -74,13 +75,18 @@ def fused_clip():
     guards.test_fused_clipping_equals_example_by_example("mlp")
 
 
-BOUND = guards.test_no_contribution_exceeds_the_bound
+@settings(max_examples=150, deadline=None, phases=[Phase.generate])  # the smallest failing example is not looked for
+@given(**guards.CONTRIBUTIONS)
+def bound(a, b, bound, scope):
+    guards.bounded(a, b, bound, scope)
+
+
 INDEPENDENCE = guards.test_noise_is_independent_across_clients_rounds_and_steps
 WEIGHTS = guards.test_fed_sdp_server_noise_covers_the_largest_weight
 
 MUTATIONS = {
-    "the clip forgotten": (clip, "factor", no_shrinking, BOUND),
-    "the wrong norm": (clip, "squares", largest_norm, BOUND),
+    "the clip forgotten": (clip, "factor", no_shrinking, bound),
+    "the wrong norm": (clip, "squares", largest_norm, bound),
     "the fused clip forgotten": (clipping, "_dense_gradient", unclipped_dense, fused_clip),
     "one noise for all clients": (keys, "client_key", one_key, INDEPENDENCE),
     "noise before the clip": (FedCDP, "example_sum", noise_before_clip, nominal_noise),

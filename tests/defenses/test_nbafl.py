@@ -8,9 +8,9 @@ import math
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from one_program import at_stage
 
 import fedveil
 from fedveil.core.errors import ConfigError
@@ -30,7 +30,8 @@ def at(setting=SETTING, seed=0):
 
 
 def a_model(value=1.0, size=20_000):
-    return {"first": {"w": jnp.full((size // 100, 100), value)}, "last": {"w": jnp.full(7, value), "b": jnp.zeros(3)}}
+    first, last = np.full((size // 100, 100), value, np.float32), np.full(7, value, np.float32)
+    return {"first": {"w": first}, "last": {"w": last, "b": np.zeros(3, np.float32)}}
 
 
 def flat(tree):
@@ -59,7 +60,7 @@ def test_the_server_adds_noise_only_beyond_exposures_times_root_of_clients(round
     setting = replace(SETTING, rounds=rounds, per_round=9)  # L√N = 4·3 = 12
     defense = NbAFL(exposures=4)
     assert (defense.downlink(setting) > 0) == noised
-    finished = defense.finish(a_model(), at(setting))
+    finished = at_stage(defense.finish, a_model(), point=at(setting))
     assert np.array_equal(flat(finished), flat(a_model())) != noised
 
 
@@ -67,18 +68,18 @@ def test_uploads_are_clipped_models_with_noise():
     defense = NbAFL(clip=3.0, epsilon=20.0, exposures=5)
     large = a_model(1.0)
     unit = flat(large) / np.linalg.norm(flat(large))
-    noise = flat(defense.upload(large, at())) - 3.0 * unit
+    noise = flat(at_stage(defense.upload, large, point=at())) - 3.0 * unit
     assert_deviation(noise, defense.uplink(SETTING))
     silent = replace(defense, epsilon=1e12)
-    assert np.linalg.norm(flat(silent.upload(large, at()))) <= 3.0 * (1 + 1e-6)
+    assert np.linalg.norm(flat(at_stage(silent.upload, large, point=at()))) <= 3.0 * (1 + 1e-6)
     small = a_model(1e-3)
-    np.testing.assert_allclose(flat(silent.upload(small, at())), flat(small), atol=1e-7)
+    np.testing.assert_allclose(flat(at_stage(silent.upload, small, point=at())), flat(small), atol=1e-7)
 
 
 def test_the_servers_noise_is_added_to_the_model_and_does_not_replace_it():
     defense = NbAFL(exposures=5)
     model = a_model(100.0)  # far above the noise
-    finished = flat(defense.finish(model, at()))
+    finished = flat(at_stage(defense.finish, model, point=at()))
     assert finished[:20_000].mean() == pytest.approx(100.0, abs=0.01)
     # Around 100, float32 rounds to 4e-6, far below the deviation of 9e-3.
     assert_deviation(finished - flat(model), defense.downlink(SETTING))

@@ -37,14 +37,6 @@ def played(federation):
     return membership.train(federation, LiRA(shadows=SHADOWS), FEDERATIONS)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick():
-    """Fixtures of this module compile before the folder's own setting is made."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def by_heart():
     """A game on models that are not private, and have learnt their 160 records by heart."""
