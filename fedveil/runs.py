@@ -7,6 +7,7 @@
 | `metrics.jsonl` | one line per round |
 | `checkpoint.npz` | parameters, server state, round, and a digest of all of them; replaced atomically |
 | `model.safetensors` | the final parameters by name, `layer/w`, written when the run ends |
+| `network.safetensors` | a caller's own network: its structure and initial arrays, if a file can hold it |
 | `secret.key` | the secret that cohorts, batches and noise come from, readable by its owner alone; never to be published |
 
 One process at a time writes to a run: `RunFolder.locked` refuses all others.
@@ -40,6 +41,8 @@ from fedveil.core.system import Lazy, to_json
 
 if TYPE_CHECKING:
     import jax
+
+    from fedveil.models.net import Model
 else:
     jax = Lazy("jax")
 
@@ -120,6 +123,10 @@ class RunFolder:
         return self.path / "model.safetensors"
 
     @property
+    def network(self) -> Path:
+        return self.path / "network.safetensors"
+
+    @property
     def secret(self) -> Path:
         return self.path / "secret.key"
 
@@ -149,7 +156,7 @@ class RunFolder:
 
     def clear_leftovers(self) -> None:
         """Removes the temporary files of a killed process."""
-        for path in (self.config, self.info, self.metrics, self.checkpoint, self.model, self.secret):
+        for path in (self.config, self.info, self.metrics, self.checkpoint, self.model, self.network, self.secret):
             files.clear_leftovers(path)
 
     def read_info(self) -> dict[str, Any]:
@@ -171,6 +178,36 @@ class RunFolder:
         began = self.read_info().get("config_sha256")
         if began is not None and began != self.config_digest():
             raise RunError(f"{self.config} was changed after the run began: undo that, or train anew with it")
+
+    def keep_network(self, model: Model) -> None:
+        """Writes a caller's own model, if a file can hold it."""
+        from fedveil.models import kept
+
+        if kept.can_keep(model):
+            content = kept.as_bytes(model)
+            write_atomic(self.network, lambda file: file.write(content))
+            self.write_info(network_sha256=hashlib.sha256(content).hexdigest())
+
+    def own_network(self, key: str) -> Model | None:
+        """The caller's own model that the run was trained with; None if the config describes its model.
+
+        `key`: the argument that gave the run's path, for errors.
+        """
+        from fedveil.models import kept
+
+        info = self.read_info()
+        if not info.get("own_model"):
+            return None
+        if info.get("network_sha256") is None:
+            takes = "was trained with a model of Python code, which no file holds: give the model, from Python"
+            raise ConfigError(key, str(self.path), takes)
+        if not self.network.is_file():
+            raise RunError(
+                f"{self.network} is missing: without the network the run can be neither resumed nor attacked"
+            )
+        if hashlib.sha256(self.network.read_bytes()).hexdigest() != info["network_sha256"]:
+            raise RunError(f"{self.network} was changed after the run began: undo that, or train anew")
+        return kept.read_network(self.network)
 
     def config_digest(self) -> str:
         return hashlib.sha256(self.config.read_bytes()).hexdigest()

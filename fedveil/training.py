@@ -143,6 +143,7 @@ def reopen(
 ) -> Federation:
     """The federation of a run that is to be resumed, with its own draws. Settings that differ from its own are refused."""
     own = _own_config(run, defense)
+    model = run.own_network("--resume") if model is None else model
     draws = run.draws(own.train.noise_seed)
     if settings is None:
         return federation(own, data=data, model=model, draws=draws)
@@ -263,6 +264,8 @@ class _Training:
             run.keep(self.simulator.draws)  # first: a run that has a config can be resumed
             write_text(run.config, to_toml(self.federation.config))
             run.write_info(config_sha256=run.config_digest())
+            if self.federation.own_model:
+                run.keep_network(self.simulator.task.model)
         elif run.draws(self.federation.config.train.noise_seed) != self.simulator.draws:
             raise RunError(f"{run.path} was begun with other draws: prepare the federation with those of the run")
         done, restored = 0, run.restore(state)

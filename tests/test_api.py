@@ -76,8 +76,8 @@ def test_own_test_part_and_own_model(tmp_path, fedveil_cli):
         assert np.array_equal(stored["params/only/w"], result.params["only"]["w"])
     # The config cannot describe the model, so only a caller who has it can go on.
     answer = fedveil_cli("train", "--resume", "run", cwd=tmp_path)
-    assert answer.code == 2 and "--resume: got 'run'; was trained with a model of its own" in answer.err
-    with pytest.raises(RunError, match="does not fit the config"):
+    assert answer.code == 2 and "--resume: got 'run'; was trained with a model of Python code" in answer.err
+    with pytest.raises(ConfigError, match="model of Python code"):
         fedveil.train(data=data, out=tmp_path / "run", resume=True)
 
 

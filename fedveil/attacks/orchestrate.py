@@ -121,8 +121,8 @@ def _attack(
     dataset = None
     if data is not None:
         dataset, config = in_memory(data, config)
-    if run is not None and model is None and RunFolder.open(run).read_info().get("own_model"):
-        raise ConfigError("run", str(run), "was trained with a model of its own: attack it from Python")
+    if run is not None and model is None:
+        model = RunFolder.open(run).own_network("run")
     if files.out is not None:
         _check_same(files.out, resolve(config, trainable=False))
     target = Target(config, _draws(config, files), dataset, model)

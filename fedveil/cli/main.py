@@ -67,9 +67,6 @@ def train(
         if file is not None or settings:
             raise ConfigError("--resume", resume or None, "takes the run's own config: leave out FILE and -s")
         run = RunFolder.open(Path(resume or out or newest_unfinished()))
-        if run.read_info().get("own_model"):
-            takes = "was trained with a model of its own: go on with it from Python, fedveil.train(..., resume=True)"
-            raise ConfigError("--resume", str(run.path), takes)
         ready = reopen(run)
     else:
         ready = federation(load(file, settings))

@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedveil.core.errors import ConfigError
+from fedveil.models.graph.model import GraphModel
+from fedveil.models.kept import StartedNet, started
 from fedveil.models.layers import Activation, Array, Conv, Dense, Dropout, Flatten, Layer, Params, Pool, Shape
-from fedveil.models.net import Net
 
 Tree = Any
 TOP = "top"  # the layer of arrays at the root of a tree
@@ -135,16 +136,6 @@ def from_equinox(make: Callable[[Array], Any]) -> TreeModel:
 # --- PyTorch -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class StartedNet(Net):
-    """A network of our layers whose initial weights are given."""
-
-    weights: Callable[[], Params] = field(kw_only=True)
-
-    def init(self, key: Array) -> Params:
-        return self.weights()
-
-
 @dataclass
 class _Torch:
     """A translation in progress: the layers so far, their weights, and the input shape of the next layer."""
@@ -160,34 +151,46 @@ class _Torch:
         self.shape = layer.out_shape(self.shape)
 
 
-def from_torch(sequential: Any, input_shape: Shape) -> StartedNet:
-    """A `torch.nn.Sequential` of common layers as a network of our layers with its weights.
+def from_torch(module: Any, input_shape: Shape, *, integers: bool = False) -> StartedNet | GraphModel:
+    """A `torch.nn.Module` as a model that starts from its weights.
 
-    `input_shape` is the shape of one example: (height, width, channels) or (features,). PyTorch's channels-first order is
-    converted, and the first Linear after a Flatten is permuted to match.
+    `input_shape` is the shape of one example: (height, width, channels) or (features,); PyTorch gets channels first.
+    `integers`: the module takes whole numbers, such as token ids. A `Sequential` of common layers becomes a network of our
+    layers, which is faster under a clip. Every other module is traced by `torch.export` in evaluation mode.
     """
     from torch import nn
 
-    if type(sequential) is not nn.Sequential:
-        raise ConfigError("model", type(sequential).__name__, "takes a torch.nn.Sequential")
-    so_far = _Torch(tuple(input_shape))
+    if not isinstance(module, nn.Module):
+        raise ConfigError("model", type(module).__name__, "takes a torch.nn.Module")
+    shape = tuple(input_shape)
+    if type(module) is nn.Sequential and not integers:
+        try:
+            return _layered(module, shape)
+        except ConfigError:  # the trace translates more layers, and says what is wrong with the others
+            pass
+    from fedveil.models.torch_graph import trace
+
+    return trace(module, shape, integers)
+
+
+def _layered(sequential: Any, input_shape: Shape) -> StartedNet:
+    """A `torch.nn.Sequential` as a network of our layers.
+
+    Channels first becomes channels last, and the first Linear after a Flatten is permuted to match.
+    """
+    from torch import nn
+
+    so_far = _Torch(input_shape)
     for name, layer in _modules(sequential):
         translate = _TRANSLATORS.get(type(layer).__name__)
         if translate is None or type(layer) is not getattr(nn, type(layer).__name__, None):
-            known = ", ".join(_TRANSLATORS)
-            raise ConfigError("model", _label(name, layer), f"cannot be translated; takes layers of: {known}")
+            raise ConfigError("model", _label(name, layer), "has no layer here")
         translate(so_far, name, layer)
         if min(so_far.shape) < 1:
-            raise ConfigError("model", _label(name, layer), f"leaves nothing of inputs of shape {tuple(input_shape)}")
+            raise ConfigError("model", _label(name, layer), f"leaves nothing of inputs of shape {input_shape}")
     if len(so_far.shape) != 1 or so_far.flattened is not None or not so_far.weights:
-        takes = "takes a Sequential that ends in logits: end it in a Linear"
-        raise ConfigError("model", type(sequential).__name__, takes)
-    weights = so_far.weights
-
-    def start() -> Params:
-        return {layer: {name: jnp.asarray(a) for name, a in arrays.items()} for layer, arrays in weights.items()}
-
-    return StartedNet(tuple(so_far.layers), tuple(input_shape), weights=start)
+        raise ConfigError("model", type(sequential).__name__, "does not end in logits")
+    return started(so_far.layers, input_shape, so_far.weights)
 
 
 def _modules(sequential: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -227,35 +227,3 @@ def test_torch_weights_are_copies(digits):
     with torch.no_grad():
         linear.weight.zero_()
     assert np.array_equal(np.asarray(model.init(KEY)["1"]["w"]), before) and before.any()
-
-
-REFUSED = {
-    "1: BatchNorm2d": lambda nn: [nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 10)],
-    "2: Softmax": lambda nn: [nn.Flatten(), nn.Linear(64, 10), nn.Softmax(1)],
-    "square kernel": lambda nn: [nn.Conv2d(1, 2, (3, 1)), nn.Flatten(), nn.Linear(96, 10)],
-    "all four sides": lambda nn: [nn.Conv2d(1, 2, 3, padding=(1, 0)), nn.Flatten(), nn.Linear(96, 10)],
-    "four sides": lambda nn: [nn.Conv2d(1, 2, 2, padding="same"), nn.Flatten(), nn.Linear(128, 10)],
-    "groups 1": lambda nn: [nn.Conv2d(1, 2, 3, dilation=2), nn.Flatten(), nn.Linear(32, 10)],
-    "windows of 2×2": lambda nn: [nn.MaxPool2d(3), nn.Flatten(), nn.Linear(4, 10)],
-    "slope 0.01": lambda nn: [nn.Flatten(), nn.LeakyReLU(0.2), nn.Linear(64, 10)],
-    "start_dim 1": lambda nn: [nn.Flatten(2), nn.Linear(64, 10)],
-    "is a Flatten missing": lambda nn: [nn.Linear(8, 10)],
-    "images of 3 channels": lambda nn: [nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 10)],
-    "end it in a Linear": lambda nn: [nn.Conv2d(1, 10, 3), nn.Flatten()],
-    "stands twice": lambda nn: [nn.Flatten(), nn.Linear(64, 64), *[nn.Linear(64, 64)] * 2],
-    "leaves nothing": lambda nn: [*[nn.MaxPool2d(2)] * 4, nn.Flatten(), nn.Linear(1, 10)],
-    "frozen": lambda nn: [nn.Flatten(), nn.Linear(64, 10).requires_grad_(False)],
-}
-
-
-@pytest.mark.parametrize("says", REFUSED)
-def test_torch_layers_that_cannot_be_translated_are_named(says):
-    nn = pytest.importorskip("torch.nn")
-    with pytest.raises(ConfigError, match=says):
-        fedveil.from_torch(nn.Sequential(*REFUSED[says](nn)), (8, 8, 1))
-
-
-def test_torch_takes_a_sequential_only():
-    nn = pytest.importorskip("torch.nn")
-    with pytest.raises(ConfigError, match=r"torch\.nn\.Sequential"):
-        fedveil.from_torch(nn.Linear(2, 2), (2,))
