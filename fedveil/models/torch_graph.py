@@ -7,11 +7,12 @@ example must not depend on the rest of its batch. The graph's output must agree 
 from __future__ import annotations
 
 import copy
+import io
 import logging
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import jax
@@ -78,12 +79,13 @@ def _exported(module: Any, input_shape: Shape, integers: bool) -> Any:
 
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Keeps a library from printing what is raised as an error anyway."""
+    """Keeps a library from logging and printing what it also raises as an error."""
     log = logging.getLogger(name)
     before = log.level
     log.setLevel(logging.CRITICAL + 1)
     try:
-        yield
+        with redirect_stderr(io.StringIO()):
+            yield
     finally:
         log.setLevel(before)
 
