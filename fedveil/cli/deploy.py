@@ -268,6 +268,7 @@ def _show_node(found: dict[str, Any]) -> None:
     show.print_table(f"Client {found['client']}: {found['rounds']} rounds of {found['runs']} runs", columns, rows)
     show.note(f"budget: {found['budget'] or 'none'}")
     show.note(f"last digest of the ledger: {found['digest']}; keep it, and check later with --expect")
+    _show_secure(found["secure_aggregation"])
     _show_refused(found["refused"])
 
 
@@ -279,6 +280,21 @@ def _show_refused(refused: dict[str, Any]) -> None:
         show.note(f"refused: {refused['count']}, last {last['time']}: {last['reason']}")
 
 
+def _show_secure(found: dict[str, Any] | None) -> None:
+    from fedveil.cli import show
+
+    if found is None:
+        return
+    show.note(
+        f"roster of secure aggregation: {found['roster']}; compare it with the other owners' before the first run"
+    )
+    last = found["last"]
+    if last is not None:
+        survivors = f"{last['survivors']} of {last['cohort']} nodes survived, quorum {last['quorum']}"
+        share = f"noise of the sum: {last['noise_share']:.2f} times that of the quorum"
+        show.note(f"last sum: round {last['round']} of run {last['run']}, {survivors}; {share}")
+
+
 def _show_federation(found: dict[str, Any]) -> None:
     from fedveil.cli import show
 
@@ -286,6 +302,7 @@ def _show_federation(found: dict[str, Any]) -> None:
     title = f"{found['address']}: {'up' if found['up'] else 'down'}"
     show.print_table(title, ("client", "node", "status", "ledger (if on this machine)"), rows)
     show.print_table("Runs", ("run", "status"), [(run["run"], run["status"]) for run in found["runs"]])
+    _show_secure(found["secure_aggregation"])
     _show_refused(found["refused"])
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -26,12 +26,13 @@ from fedveil.accounting.transcript import Executed
 from fedveil.config import Config, resolve, to_toml
 from fedveil.core import keys
 from fedveil.core.errors import FedveilError, RunError
-from fedveil.core.files import write_text
+from fedveil.core.files import append_lines, write_text
 from fedveil.core.system import to_json
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
+from fedveil.deploy import encoding
 from fedveil.deploy.files import Member
-from fedveil.deploy.limits import check_deployable
+from fedveil.deploy.limits import SUMMED, check_deployable
 from fedveil.deploy.messages import (
     BadMessage,
     Introduction,
@@ -52,8 +53,15 @@ from fedveil.simulation.learning import chance_of, learned
 from fedveil.simulation.server import Answers, ServerState
 from fedveil.simulation.simulator import RoundReport
 
+if TYPE_CHECKING:
+    from fedveil.deploy.secagg.roster import Roster
+
+
 Row = dict[str, Any]
 Tree = Any
+Accepted = dict[int, tuple[Tree, float, int]]  # by client: update, loss, and for how many clients it stands
+ALL = "all"  # instead of a client: the reason holds for the whole round
+SESSIONS = "secagg.jsonl"  # in a run folder: the public transcript of each session of secure aggregation
 RETRY, INF = 30.0, math.inf  # seconds after which a node is asked again to introduce itself
 MAX_VALUES = 1 << 24  # numbers in one example that a node may state
 MAX_CLASSES = 100_000
@@ -177,6 +185,7 @@ class _DeployedRun:
         header = transcript.start(task.defenses, task.setting)
         self.recorder = transcript.Recorder(header, folder.path / transcript.FILE)
         self.stopped = ""
+        self.roster = transport.keys
 
     # --- nodes
 
@@ -327,18 +336,17 @@ class _DeployedRun:
             self.recorder.append(entry)
             self.recorder.sync()
             self.record.save(self.folder)
-        asked = {self.nodes[c][0]: message for c, message in requests.items()}
-        replies = self.transport.send(asked, self.terms.timeout)
-        accepted, refused = self._accepted(state, number, cohort, replies)
-        lost = len(cohort.clients) - len(accepted)
+        accepted, refused, said = self._collected(state, number, cohort, requests)
+        usable = sum(count for _, _, count in accepted.values())
+        lost = len(cohort.clients) - usable
         self.record.lost += lost
-        if len(accepted) < math.ceil(self.terms.quorum * len(cohort.clients)):
+        if usable < math.ceil(self.terms.quorum * len(cohort.clients)):
             self.recorder.outcome(number, entry.attempt, dropped=0, lost=lost)
-            raise self._below_quorum(number, len(cohort.clients), len(accepted), refused)
+            raise self._below_quorum(number, len(cohort.clients), usable, refused)
         state, report = self._step(state, number, cohort, accepted, round_key, lr)
         metrics = report.row()
         self.recorder.outcome(number, entry.attempt, dropped=int(metrics["not_finite"]), lost=lost)
-        row: Row = {**metrics, "lr": float(lr), "refused": refused, "seconds": time.monotonic() - began}
+        row: Row = {**metrics, **said, "lr": float(lr), "refused": refused, "seconds": time.monotonic() - began}
         row["train_loss"] = row["train_loss"] if "loss" in state.clients else None
         return state, row
 
@@ -368,16 +376,59 @@ class _DeployedRun:
     def _context(number: int, client: int, round_key: Any, lr: Any) -> RoundContext:
         return RoundContext(keys.client_key(round_key, client, 0), keys.shared_key(round_key), number, lr)
 
+    def _collected(
+        self,
+        state: ServerState,
+        number: int,
+        cohort: sampling.Cohort,
+        requests: Mapping[int, tuple[Request, Payload]],
+    ) -> tuple[Accepted, dict[str, str], Row]:
+        """What the nodes sent, why others sent nothing usable, and what the metrics say besides."""
+        if self.config.train.secure_aggregation:
+            return self._summed(state, number, len(cohort.clients), requests)
+        asked = {self.nodes[c][0]: message for c, message in requests.items()}
+        replies = self.transport.send(asked, self.terms.timeout)
+        return *self._accepted(state, number, cohort, replies), {}
+
+    def _summed(
+        self, state: ServerState, number: int, chosen: int, requests: Mapping[int, tuple[Request, Payload]]
+    ) -> tuple[Accepted, dict[str, str], Row]:
+        """The mean of the updates of the survivors, as one answer that counts for all of them."""
+        from fedveil.deploy import secure  # `cryptography` comes with the extra [flower]
+
+        quorum = secure.quorum_of(chosen, self.terms.quorum)
+        if chosen < SUMMED:
+            return {}, {}, {}  # a sampled cohort that is too small to be summed: a round without updates
+        asked = {c: secure.Asked(self.nodes[c][0], *message) for c, message in requests.items()}
+        grid, like = encoding.FixedPoint(), state.params
+        try:
+            if len(asked) < quorum:
+                raise secure.Abort(f"{len(asked)} of {chosen} nodes are connected, {quorum} are needed")
+            terms = secure.terms_of(asked, encoding.length(like), grid.bits, quorum)
+            summed = secure.aggregate(self.transport, asked, terms, self._roster(), self.terms.timeout)
+        except secure.Abort as error:
+            return {}, {ALL: f"secure aggregation: {error}"}, {}
+        append_lines(self.folder.path / SESSIONS, to_json({"round": number, **summed.report}) + "\n")
+        count = len(summed.survivors)
+        mean = jax.tree.map(lambda a: a / count, grid.decode(summed.total, like))
+        return {summed.survivors[0]: (mean, math.nan, count)}, dict(summed.refused), {"secagg": secure.summary(summed)}
+
+    def _roster(self) -> Roster:
+        """The keys of all nodes. Nodes have their own copy: a wrong one here only makes sessions fail."""
+        if self.roster is None:
+            raise RunError("train.secure_aggregation needs the roster of the nodes' keys: server/roster.txt is missing")
+        return self.roster
+
     def _accepted(
         self, state: ServerState, number: int, cohort: sampling.Cohort, replies: Mapping[int, ReceivedReply]
-    ) -> tuple[dict[int, tuple[Tree, float]], dict[str, str]]:
+    ) -> tuple[Accepted, dict[str, str]]:
         """Usable updates and losses, by client; and the reasons why other replies are rejected."""
-        accepted: dict[int, tuple[Tree, float]] = {}
+        accepted: Accepted = {}
         refused: dict[str, str] = {}
         for c in map(int, cohort.clients):
             reply = replies.get(self.nodes[c][0]) if c in self.nodes else None
             try:
-                accepted[c] = accept(reply, self.record.run, number, c, state.params)
+                accepted[c] = (*accept(reply, self.record.run, number, c, state.params), 1)
             except BadMessage as error:
                 refused[str(c)] = str(error)
         return accepted, refused
@@ -387,31 +438,34 @@ class _DeployedRun:
         state: ServerState,
         number: int,
         cohort: sampling.Cohort,
-        accepted: Mapping[int, tuple[Tree, float]],
+        accepted: Accepted,
         round_key: Any,
         lr: Any,
     ) -> tuple[ServerState, RoundReport]:
         """The next state from the accepted updates: `collect`, `update_client_states`, `advance`."""
         simulator = self.simulator
         averaging = simulator.task.setting.aggregation == "fedavg"
-        summed, clients = server.empty_sum(simulator.rule, state.params), state.clients
-        for c, (message, loss) in accepted.items():
+        summed, clients, counted = server.empty_sum(simulator.rule, state.params), state.clients, 0
+        for c, (message, loss, count) in accepted.items():
             if averaging:
                 message = jax.tree.map(jnp.subtract, message, state.params)
             one = Answers(
                 message=jax.tree.map(lambda a: jnp.asarray(a)[None], message),
-                weight=jnp.asarray(simulator.weights[[c]], simulator.task.dtype),
+                weight=jnp.asarray(count * simulator.weights[[c]], simulator.task.dtype),
                 late=jnp.zeros(1, bool),
                 loss=jnp.asarray([loss], simulator.task.dtype),
             )
             clients = server.update_client_states(clients, jnp.asarray([c]), one, {})
             summed = self._collect(summed, one)
+            counted += count
+        if counted > len(accepted):  # a sum: its norm is that of the mean update
+            summed = replace(summed, answered=jnp.int32(counted), norm=summed.norm * counted)
         counters = replace(summed, total={}, late={})
-        report = RoundReport(number, cohort.chosen, len(cohort.clients) - len(accepted), 0, counters)
+        report = RoundReport(number, cohort.chosen, len(cohort.clients) - counted, 0, counters)
         return self._advance(replace(state, clients=clients), summed, round_key, lr), report
 
     def _below_quorum(self, number: int, chosen: int, usable: int, refused: Mapping[str, str]) -> RunError:
-        why = "; ".join(f"client {c}: {reason}" for c, reason in list(refused.items())[:4])
+        why = "; ".join(reason if c == ALL else f"client {c}: {reason}" for c, reason in list(refused.items())[:4])
         with self.folder.writing():
             self.record.save(self.folder)
         return RunError(

@@ -6,7 +6,9 @@
 | `authority/` | `ca.key` and `ca.crt`: sign the server's certificate. Keep it on another machine | `deploy renew` |
 | `server/` | `ca.crt`, `server.crt`, `server.key`, a secret shared by the server's processes, Flower's state | server |
 | `server/nodes/N.pub` | the roster: the public key of client N; `N.id` holds the id of its node | server |
+| `server/roster.txt` | the public keys by which nodes sign in secure aggregation; every node has its own copy | server |
 | `node-N/` | `node.toml`, `key`, `key.pub`, `ca.crt`, `ledger.jsonl`, `ledger.last`, perhaps `data.npz` | that node |
+| `node-N/` | `secagg.key` and `roster.txt`: the node's key for secure aggregation, and the keys of all nodes | that node |
 | `fedveil-server.service`, `fedveil-node@.service`, `compose.yaml` | start scripts for systemd or Docker | optional |
 
 Folders have mode 0700 and files mode 0600.
@@ -165,6 +167,7 @@ def init(made: Federation, plan: Plan) -> None:
             _write_node(made, number, parts[number] if parts else None)
             text = _node_toml(number, made, classes, plan.test, limits)
             (home / "node.toml").write_text(text, encoding="utf-8")
+        _write_roster(made)
     if config is not None and parts and "multiplier" not in (plan.limits or {}):
         _set_multiplier(made, config, limits)
 
@@ -186,6 +189,14 @@ def _write_server(made: Federation, records: int) -> None:
         f'app = "{digest()}"\n'
     )
     (made.folder / FILE).write_text(text, encoding="utf-8")
+
+
+def _write_roster(made: Federation) -> None:
+    """A key for secure aggregation in each node's folder, and the roster of all of them there and at the server."""
+    from fedveil.deploy.secagg import identity
+
+    roster = identity.make_keys({number: made.node(number) for number in range(made.nodes)})
+    identity.write_roster(made.server, roster)
 
 
 def hosts(made: Federation) -> list[str]:

@@ -19,8 +19,9 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
 from fedveil.deploy.files import Federation, Member, roster
-from fedveil.deploy.messages import BadMessage, Introduction, Payload, ReceivedReply, Reply, Request
+from fedveil.deploy.messages import BadMessage, Introduction, Payload, ReceivedReply, Reply, Request, Secured
 from fedveil.deploy.records import content, fields_of, payload_of
+from fedveil.deploy.secagg import identity
 
 SMALL = 1 << 20  # bytes of a reply without an update
 OBJECT = 64  # bytes that count for each object, so that a reply cannot consist of countless empty ones
@@ -33,6 +34,8 @@ class FlowerTransport:
 
     def __init__(self, grid: Grid, federation: Federation) -> None:
         self.grid, self.federation = grid, federation
+        there = (federation.server / identity.ROSTER).exists()
+        self.keys = identity.read_roster(federation.server) if there else None
 
     def online(self) -> dict[int, Member]:
         """The connected nodes of the roster. A node that is not in it does not count."""
@@ -55,6 +58,15 @@ class FlowerTransport:
         }
         largest = SMALL + max((2 * sum(map(len, payload.values())) for _, payload in requests.values()), default=0)
         return {node: _received(reply) for node, reply in self._exchange(messages, timeout, largest).items()}
+
+    def exchange(
+        self, asked: Mapping[int, tuple[Mapping[str, Any], Payload]], timeout: float, largest: int
+    ) -> dict[int, Secured]:
+        messages = {
+            node: partial(_message, content("secagg", fields, parts), node, MessageType.EVALUATE, timeout)
+            for node, (fields, parts) in asked.items()
+        }
+        return {node: _secured(reply) for node, reply in self._exchange(messages, timeout, largest).items()}
 
     def _exchange(
         self, messages: Mapping[int, Callable[[], Message]], timeout: float, largest: int
@@ -132,6 +144,17 @@ def _received(message: Message) -> ReceivedReply:
         return ReceivedReply(reply, payload_of(message.content))
     except (BadMessage, KeyError, ValueError, TypeError, AttributeError) as error:
         return ReceivedReply(None, {}, f"unreadable: {error}")
+
+
+def _secured(message: Message) -> Secured:
+    """A node's reply in secure aggregation; one that cannot be read is refused with its reason."""
+    if message.has_error():
+        return Secured({}, f"the node failed ({(message.error.reason or 'no reason given')[:300]})")
+    try:
+        refused = fields_of(message.content, "secagg")["refused"]
+        return Secured(payload_of(message.content), str(refused)[:300])
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        return Secured({}, f"unreadable: {type(error).__name__}")
 
 
 def _number(value: object) -> float:

@@ -24,6 +24,7 @@ from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import DEFENSES
 
 FILE = "node.toml"
+SUMMED = 3  # nodes in a sum, at least
 
 
 class Refused(FedveilError):
@@ -47,6 +48,7 @@ class Limits(_Table):
     steps: int | None = Field(None, ge=1, description="most local steps in a round")
     rounds: int | None = Field(None, ge=1, description="most rounds in a run")
     parameters: int = Field(20_000_000, ge=1, description="most parameters of a model")
+    survivors: int = Field(3, ge=3, description="fewest nodes whose sum is unmasked under secure aggregation")
     seconds: float = Field(900.0, gt=0, description="most seconds for one round; the worker is ended after that")
     memory: int = Field(16_384, ge=512, description="most memory of the worker, in MiB")
     epsilon: float | None = Field(None, gt=0, description="budget: ε of all rounds of all runs together")
@@ -160,15 +162,26 @@ def check_deployable(config: Config, *, test: bool = False) -> None:
     if train.sampling == "with-replacement":
         raise ConfigError("train.sampling", train.sampling, "a node takes part once in a round: use fixed or poisson")
     if train.secure_aggregation:
-        takes = (
-            "is not available in deployment: Flower's SecAgg+ derives its masks from 32-bit seeds, and its nodes disclose "
-            "what unmasks a single update (docs/deployment.md): use a defence that protects each update on its own"
-        )
-        raise ConfigError("train.secure_aggregation", True, takes)
+        _check_sums(config)
     for defense in config.defense:
         refusal = defense.refuses_deployment()
         if refusal is not None:
             raise ConfigError(f"defense.{refusal.key}", refusal.value, refusal.takes)
+
+
+def _check_sums(config: Config) -> None:
+    """Raises `ConfigError` for settings that need more than the sum of a round's updates."""
+    train = config.train
+    if train.weights != "uniform":
+        takes = "needs each update on its own: with train.secure_aggregation use uniform"
+        raise ConfigError("train.weights", train.weights, takes)
+    if train.per_round is not None and train.per_round < SUMMED:
+        takes = f"a sum over fewer than {SUMMED} nodes shows too much of each under train.secure_aggregation"
+        raise ConfigError("train.per_round", train.per_round, takes)
+    for defense in config.defense:
+        if defense.reads_losses and defense.fills("select"):
+            takes = "selects nodes by their losses, which train.secure_aggregation hides"
+            raise ConfigError("defense.selection", defense.name, takes)
 
 
 def check_size(limits: Limits, rounds: int, steps: int, parameters: int) -> None:

@@ -230,12 +230,13 @@ class Link:
 
     def _ask_worker(self, message: Message) -> Any:
         """The content of the reply: the worker's answer to the message."""
-        kind = {"query": "introduce", "train": "train"}.get(message.metadata.message_type)
+        kind = {"query": "introduce", "train": "train", "evaluate": "secagg"}.get(message.metadata.message_type)
         if kind is None:
             raise Refusal(f"this node has nothing to do for a message of type {message.metadata.message_type[:50]!r}")
         given = message.content
-        training = kind == "train"
-        asked = Parcel(kind, fields_of(given, "request") if training else {}, payload_of(given) if training else {})
+        training = kind != "introduce"
+        fields = fields_of(given, "request" if kind == "train" else kind) if training else {}
+        asked = Parcel(kind, fields, payload_of(given) if training else {})
         answer = ask(asked, self.fleet.largest)
         if answer.kind == "refused":
             raise Refusal(str(answer.fields["reason"]))

@@ -20,6 +20,7 @@ from fedveil.runs import named_leaves
 
 if TYPE_CHECKING:
     from fedveil.deploy.files import Member
+    from fedveil.deploy.secagg.roster import Roster
 
 Tree = Any
 Payload = Mapping[str, bytes]  # leaf path → contents of an .npy file
@@ -107,14 +108,29 @@ class ReceivedReply:
     failure: str = ""
 
 
+@dataclass(frozen=True)
+class Secured:
+    """A reply in secure aggregation: its parts, or why there are none."""
+
+    parts: Payload
+    refused: str = ""
+
+
 class Transport(Protocol):
     """Delivers messages: Flower's grid, or in tests a loop over nodes in memory."""
+
+    keys: Roster | None  # the nodes' long-term keys, for secure aggregation
 
     def online(self) -> dict[int, Member]:
         """The nodes that can be reached now, by id, with the client and the key that the roster has for them."""
 
     def introduce(self, nodes: list[int], timeout: float) -> dict[int, Introduction]:
         """The introductions of these nodes; a node that does not reply in time is left out."""
+
+    def exchange(
+        self, asked: Mapping[int, tuple[Mapping[str, Any], Payload]], timeout: float, largest: int
+    ) -> dict[int, Secured]:
+        """Sends messages of secure aggregation (fields, parts) by node; the replies have at most `largest` bytes."""
 
     def send(self, requests: Mapping[int, tuple[Request, Payload]], timeout: float) -> dict[int, ReceivedReply]:
         """Sends requests by node; returns the replies. A node that does not reply in time is left out."""

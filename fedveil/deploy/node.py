@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +34,8 @@ from fedveil.data.arrays import read_arrays
 from fedveil.data.dataset import Dataset, Part, check_arrays, scale_of
 from fedveil.data.partition import Partition
 from fedveil.defenses.base import Defense
+from fedveil.deploy import encoding, refusals
 from fedveil.deploy import limits as limiting
-from fedveil.deploy import refusals
 from fedveil.deploy.account import ADJACENT, Entry, NodeLedger, Use, now
 from fedveil.deploy.files import fingerprint
 from fedveil.deploy.limits import Node, Refused
@@ -49,7 +49,11 @@ from fedveil.simulation.client import Task, accelerated
 from fedveil.simulation.context import FederationContext
 from fedveil.simulation.inputs import ClientInputs, RoundContext, RoundInputs
 
+if TYPE_CHECKING:
+    from fedveil.deploy.secagg.terms import Terms
+
 Tree = Any
+Sent = TypeVar("Sent")
 local_round = jax.jit(client_part.local_round, static_argnums=0)  # the audit runs this program, too
 MAX_PROGRAMS = 32  # compiled programs that a process keeps: every new config of a server adds one
 MAX_CONFIG = 1 << 16  # characters of a requested config
@@ -102,7 +106,7 @@ def handle(home: Path, request: Request, model: Payload) -> tuple[Reply, Payload
     update: Payload = {}
     loss, refused = math.nan, ""
     try:
-        update, loss = _NodeRound(home, request).take_part(model)
+        update, loss = NodeRound(home, request).computed(model, pack)
     except Refused as error:
         refused = refusals.note(home, str(error))
     except Exception:
@@ -155,23 +159,23 @@ def smallest_multiplier(home: Path, config: Config) -> float | None:
     limits, size = node.limits, len(_data_of(home, node))
     for number in (0, (config.train.rounds or 1) - 1):
         request = Request("", number, node.client, fingerprint(home / "key.pub"), text, size, 1.0, 1.0, -1)
-        made = _NodeRound(home, request)
+        made = NodeRound(home, request)
         use, _ = made._cost(made._checked(resolve(config)), limits.unit, limits.adjacency)
         found += [] if use is None else [min(z for _, z in use.noise)]
     return min(found) if len(found) == 2 else None
 
 
-class _NodeRound:
-    """One round at one node."""
+class NodeRound:
+    """One round at one node. `secure`: its update is sent under masks, see `sessions`."""
 
-    def __init__(self, home: Path, request: Request) -> None:
-        self.home, self.request, self.started = home, request, time.monotonic()
+    def __init__(self, home: Path, request: Request, *, secure: bool = False) -> None:
+        self.home, self.request, self.secure, self.started = home, request, secure, time.monotonic()
         self.node = limiting.read_node(home)
         limiting.check_complete(self.node)
         self.data = _data_of(home, self.node)
 
-    def take_part(self, model: Payload) -> tuple[Payload, float]:
-        """The update and the loss. The ledger is written before anything is computed."""
+    def computed(self, model: Payload, convert: Callable[[Tree], Sent]) -> tuple[Sent, float]:
+        """The update as `convert` makes it, and the loss. The ledger is written before anything is computed."""
         planned = self._plan()
         with jax.enable_x64(planned.task.dtype == "float64"):
             received = self._received(planned, model)
@@ -182,9 +186,29 @@ class _NodeRound:
             message, loss, state = self._compute(replace(planned, task=task), received, state)
             if state:
                 self._write_client_state(state)
-            update = pack(message)
+            update = convert(message)
         self._log(spent)
         return update, float(loss) if _reports_loss(task) else math.nan
+
+    def check_terms(self, terms: Terms) -> None:
+        """Raises `Refused` unless a session of secure aggregation is for this round, as the owner allows it."""
+        request, planned = self.request, self._plan()
+        if (terms.run, terms.round, terms.config) != (request.run, request.round, request.digest):
+            raise Refused("the session of secure aggregation is for another round than the request")
+        shapes = jax.eval_shape(planned.task.model.init, jax.random.key(0))
+        if (terms.length, terms.bits) != (encoding.length(shapes), self.grid.bits):
+            told = f"{encoding.length(shapes)} values of {self.grid.bits} bits"
+            raise Refused(f"this node sends {told}, requested: {terms.length} of {terms.bits}")
+        if terms.quorum < self.node.limits.survivors:
+            least = self.node.limits.survivors
+            raise Refused(f"this node accepts sums over at least {least} nodes, requested: {terms.quorum}")
+        self._ledger_entry(planned)  # refused now rather than after the others have prepared their masks
+
+    grid = encoding.FixedPoint()
+
+    def integers(self, message: Tree, cohort: int) -> np.ndarray:
+        """The update as the integers that are masked."""
+        return self.grid.encode(message, cohort)
 
     def _plan(self) -> _Plan:
         """The requested config, checked like one from a file, with this node's sizes."""
@@ -200,6 +224,9 @@ class _NodeRound:
         try:
             config = resolve(_config(request.config, self.node.limits))
             limiting.check_deployable(config, test=request.test)
+            if config.train.secure_aggregation != self.secure:
+                way = "by secure aggregation alone" if config.train.secure_aggregation else "without secure aggregation"
+                raise Refused(f"this config is for updates that are sent {way}")
             return self._checked(config)
         except ConfigError as error:  # its text is about the request alone
             raise Refused(str(error)) from None

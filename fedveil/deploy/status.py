@@ -35,9 +35,19 @@ def of_node(home: Path) -> Row:
         "runs": len({entry.run for entry in entries}),
         "digest": ledger.digests()[-1],
         "refused": refusals.read(home),
+        "secure_aggregation": _secure(home),
         "accounts": rows,
         "budget": budget,
     }
+
+
+def _secure(home: Path) -> Row | None:
+    """The roster's fingerprint, to compare with that of the other owners, and the last session; None without a roster."""
+    if not (home / "roster.txt").exists():
+        return None
+    from fedveil.deploy.secagg import identity  # `cryptography` comes with the extra [flower]
+
+    return {"roster": identity.read_roster(home).fingerprint.hex()[:32], "last": identity.read_last(home)}
 
 
 def check_contains(home: Path, digest: str) -> None:
@@ -77,6 +87,7 @@ def of_federation(federation: Federation) -> Row:
             found["runs"] = [{"run": str(run), "status": status} for run, status in control.runs().items()]
     ids = {member.client: node for node, member in roster(federation).items()}
     found["refused"] = refusals.read(federation.server)
+    found["secure_aggregation"] = _secure(federation.server)
     for number in range(federation.nodes):
         node = ids.get(number)
         row: Row = {

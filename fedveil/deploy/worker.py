@@ -85,6 +85,11 @@ def answer(home: Path, asked: Parcel) -> Parcel:
     try:
         if asked.kind == "introduce":
             return Parcel("introduction", node.introduce(home).as_dict())
+        if asked.kind == "secagg":
+            from fedveil.deploy import sessions  # `cryptography` comes with the extra [flower]
+
+            refused, parts = sessions.of(home).handle(asked.fields, asked.parts)
+            return Parcel("secagg", {"refused": refused}, parts)
         if asked.kind != "train":
             raise BadMessage(f"this node has nothing to do for a message of kind {asked.kind[:50]!r}")
         request = Request.read(asked.fields)

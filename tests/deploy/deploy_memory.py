@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from fedveil.config import Config, resolve
-from fedveil.deploy import node
+from fedveil.deploy import node, sessions
 from fedveil.deploy.account import NodeLedger
 from fedveil.deploy.files import Member
-from fedveil.deploy.messages import Introduction, Payload, ReceivedReply, Reply, Request
+from fedveil.deploy.messages import Introduction, Payload, ReceivedReply, Reply, Request, Secured
 from fedveil.federation import prepare
 
 SMALL = {
@@ -58,14 +58,29 @@ class InMemory:
     def __init__(
         self, homes: list[Path], spoil: Callable[[Request, Reply, Payload], tuple[Reply, Payload] | None] | None = None
     ) -> None:
-        self.homes, self.spoil = homes, spoil
+        self.homes, self.spoil, self.keys = homes, spoil, sessions.roster_of(homes[0])
         self.sent: list[tuple[Request, Payload]] = []
+        self.meddle: Callable[[int, Payload], Payload | None] | None = None  # under secure aggregation: client, parts
+        self.received: list[tuple[int, Payload]] = []  # under secure aggregation, in the order of arrival
 
     def online(self) -> dict[int, Member]:
         return {100 + number: Member(number, key_of(number)) for number in range(len(self.homes))}
 
     def introduce(self, nodes: list[int], timeout: float) -> dict[int, Introduction]:
         return {number: node.introduce(self.homes[number - 100]) for number in nodes}
+
+    def exchange(
+        self, asked: Mapping[int, tuple[Mapping[str, Any], Payload]], timeout: float, largest: int
+    ) -> dict[int, Secured]:
+        found = {}
+        for number, (fields, parts) in asked.items():
+            delivered = parts if self.meddle is None else self.meddle(number - 100, parts)
+            if delivered is None:
+                continue
+            refused, reply = sessions.of(self.homes[number - 100]).handle(fields, delivered)
+            self.received.append((number - 100, reply))
+            found[number] = Secured(reply, refused)
+        return found
 
     def send(self, requests: Mapping[int, tuple[Request, Payload]], timeout: float) -> dict[int, ReceivedReply]:
         found = {}
@@ -83,7 +98,7 @@ class Puppets:
     """Nodes that reply with zeros, or with what `answers` gives for a round and client, and compute nothing."""
 
     def __init__(self, clients: int = 4) -> None:
-        self.clients, self.there = clients, set(range(clients))
+        self.clients, self.there, self.keys = clients, set(range(clients)), None
         self.answers: dict[tuple[int, int], Any] = {}  # (round, client) → what comes instead
         self.asked: list[tuple[int, int]] = []
 

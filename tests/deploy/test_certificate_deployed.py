@@ -167,7 +167,7 @@ def test_a_budget_counts_rounds_that_were_asked_for(tmp_path: Path) -> None:
 
 def test_a_mixed_account_is_labelled_by_what_it_composes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The ledger is written before anything is computed.
-    monkeypatch.setattr(node._NodeRound, "_compute", lambda own, planned, received, state: (received, 0.0, {}))
+    monkeypatch.setattr(node.NodeRound, "_compute", lambda own, planned, received, state: (received, 0.0, {}))
     config = alone()
     (home,) = nodes_of(config, tmp_path)
     assert ask(home, config)[0].refused == ""

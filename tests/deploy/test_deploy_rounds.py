@@ -84,7 +84,7 @@ def test_a_node_writes_its_account_before_it_computes_and_draws_fresh_noise(
     def crash(*_: object) -> None:
         raise RuntimeError("record 7 is broken")
 
-    monkeypatch.setattr(node._NodeRound, "_compute", crash)
+    monkeypatch.setattr(node.NodeRound, "_compute", crash)
     reply, nothing = node.handle(home, request, parts)
     assert nothing == {} and len(NodeLedger(home).entries()) == 3
     # The text of an error may reveal data: it stays at the node.

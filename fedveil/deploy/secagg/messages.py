@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedveil.deploy.secagg.codec import Blobs, Members, Message
+from fedveil.deploy.secagg.codec import MAGIC, Blobs, Members, Message
+from fedveil.deploy.secagg.errors import Abort
 
 __all__ = ["Blobs", "Members"]
+SIZE = 32  # bytes of the digest that names a session
+
+
+def context_of(data: bytes) -> bytes:
+    """The session that an encoded message names."""
+    start = len(MAGIC) + 1
+    if data[start : start + 4] != SIZE.to_bytes(4, "big") or len(data) < start + 4 + SIZE:
+        raise Abort("the message names no session")
+    return data[start + 4 : start + 4 + SIZE]
 
 
 @dataclass(frozen=True)
