@@ -69,7 +69,7 @@ def less_noise() -> Iterator[Attack]:
         yield Attack(kind, "+".join(d["name"] for d in defense) or "no defence", {"defense": defense})
     for name, change in (
         ("a known seed of the noise", {"train.noise_seed": 7}),
-        ("secure aggregation that does not exist", {"train.secure_aggregation": True}),
+        ("an update in the clear under secure aggregation", {"train.secure_aggregation": True}),
         ("cohort noise with secure aggregation", {"train.secure_aggregation": True,
          "defense": [{"name": "fed-cdp", "clip": 1.0, "noise": 4.0, "placement": "cohort"}]}),
     ):  # fmt: skip

@@ -219,7 +219,6 @@ def test_nodes_that_are_away_are_not_asked_and_one_that_never_comes_is_named(tmp
     ("sections", "word"),
     [
         ({"defense": [{"name": "fed-cdp", "placement": "cohort"}]}, "secure aggregation"),
-        ({"train": {"secure_aggregation": True}}, "SecAgg"),
         ({"train": {"dropout": 0.1}}, "real ones are lost by themselves"),
         ({"train": {"late": 0.1}}, "real ones are lost by themselves"),
         ({"train": {"sampling": "with-replacement"}}, "once in a round"),
