@@ -206,8 +206,8 @@ class FedCDP(Scheduled):
         if self.placement != "cohort":
             return None
         takes = (
-            "is noise for a sum that nobody sees in parts, which takes secure aggregation, and deployment has none "
-            "(docs/deployment.md): use 'example' or 'batch'"
+            "is noise for a sum that nobody sees in parts, and a node that drops out takes its share of it away "
+            "(docs/secure-aggregation.md): use 'example' or 'batch'"
         )
         return Refusal("placement", "cohort", takes)
 
