@@ -9,7 +9,7 @@ from fedveil import kernels
 
 from . import cases, harness, store
 
-QUICK = ("none", "fed-cdp example layerwise", "2dp-fl distinct")
+QUICK = ("fed-cdp example layerwise",)  # `tests/kernels/test_hooks.py` has others
 
 
 @pytest.mark.parametrize(

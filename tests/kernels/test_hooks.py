@@ -53,7 +53,10 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("no defence", "fed-cdp, batch placement, shuffled", "fed-sdp")  # each has a sibling above
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow if c in SLOW else ()) for c in CASES])
 def test_training_is_the_same_without_the_hooks(case):
     fast = federation(**CASES[case])
     with kernels.disabled():

@@ -193,8 +193,14 @@ def test_markers_take_their_colour_from_where_they_are_used():
     assert sum(use.get("fill") == LIGHT[0] for use in root.iter(f"{SVG}use")) == 3  # and one in the legend
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ending", ["svg", "png", "pdf", "pgf"])
+def forms():
+    """Every kind of chart in every form; those that take longest to write, of all but one kind, are slow."""
+    for kind, ending in itertools.product(KINDS, ("svg", "png", "pdf", "pgf")):
+        long = ending in ("pdf", "png") and kind != "line"
+        yield pytest.param(kind, ending, marks=[pytest.mark.slow] * long)
+
+
+@pytest.mark.parametrize(("kind", "ending"), list(forms()))
 def test_the_same_chart_gives_the_same_bytes(kind, ending, tmp_path):
     with matplotlib.rc_context(
         {"font.size": 30, "axes.facecolor": "red", "lines.linewidth": 9}
