@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from fedveil.data.registry import register_dataset
     from fedveil.defenses.catalog import register_defense
     from fedveil.federation import federation
-    from fedveil.models.adapters import from_equinox, from_flax, from_functions, from_torch
+    from fedveil.models.adapters import from_equinox, from_flax, from_functions, from_nnx, from_torch
+    from fedveil.models.kept import save_model
     from fedveil.report.write import report
     from fedveil.run_account import account, calibrate
     from fedveil.sweeps.run import sweep
@@ -40,6 +41,7 @@ __all__ = [
     "from_equinox",
     "from_flax",
     "from_functions",
+    "from_nnx",
     "from_torch",
     "load_dataset",
     "register_accountant",
@@ -47,6 +49,7 @@ __all__ = [
     "register_dataset",
     "register_defense",
     "report",
+    "save_model",
     "sweep",
     "train",
 ]
@@ -70,7 +73,9 @@ FUNCTIONS = {
     "from_functions": ("fedveil.models.adapters", "from_functions"),
     "from_flax": ("fedveil.models.adapters", "from_flax"),
     "from_equinox": ("fedveil.models.adapters", "from_equinox"),
+    "from_nnx": ("fedveil.models.adapters", "from_nnx"),
     "from_torch": ("fedveil.models.adapters", "from_torch"),
+    "save_model": ("fedveil.models.kept", "save_model"),
 }
 
 

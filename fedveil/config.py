@@ -36,7 +36,7 @@ from fedveil.data.registry import DATASETS
 from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import make_all, resolved
 from fedveil.defenses.none import NoDefense
-from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS, ModelConfig
+from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS, ModelConfig, is_own
 
 SAMPLINGS = ("auto", "fixed", "poisson", "with-replacement")
 BATCHINGS = ("auto", "shuffle", "poisson", "without-replacement", "with-replacement")
@@ -86,8 +86,15 @@ class DataConfig(Section):
     min_images: Literal[14, 20] = Field(20, description="LFW: people with at least this many images")
     size: Literal[32, 64, 128] = Field(32, description="LFW: pixels per side")
     features: str = Field("raw", description="raw, or scatter: fixed wavelet features of images, for a model on top")
+    sizes: str | list[int] | None = Field(
+        None, description="records of each client, as a list or a CSV file: for accounts without data"
+    )
+    shape: list[int] | None = Field(None, description="with sizes: shape of one record (that of the dataset)")
+    classes: int | None = Field(None, ge=2, le=100_000, description="with sizes: number of classes (of the dataset)")
     split: str = Field("fed-cdp", description="whose split: fed-cdp (validation), cpl (test), dpfl (test less public)")
-    file: str | None = Field(None, description="with name = file: an .npz with x, y and optionally x_test, y_test")
+    file: str | None = Field(
+        None, description="with name = file: an .npz with x, y (client, x_test, y_test), or a folder, one per client"
+    )
     dir: str | None = Field(None, description="folders to look in, before FEDVEIL_DATA")
 
     @field_validator("file", "dir")
@@ -350,7 +357,7 @@ def from_dict(document: dict[str, Any]) -> Config:
     for key, known in NAMES.items():
         section, name = key.split(".")
         value = (document.get(section) or {}).get(name)
-        if value is not None and value not in tuple(known):
+        if value is not None and value not in tuple(known) and not (key == "model.name" and is_own(value)):
             raise unknown_name(key, value, known)
     try:
         config = Config.model_validate(document)
@@ -403,7 +410,7 @@ def resolve(config: Config, *, trainable: bool = True) -> Config:
     if trainable and not info.trainable:
         takes = "holds pictures for attacks, too few to train on: use another dataset"
         raise ConfigError("data.name", info.name, takes)
-    if (config.data.file is None) == (info.name == "file"):
+    if (config.data.file is None) == (info.name == "file") and config.data.sizes is None:
         raise ConfigError("data.file", config.data.file, 'goes together with data.name = "file", and only with it')
     done = {"data": _resolve_data(config), "model": _resolve_model(config), "train": _resolve_train(config)}
     return config.model_copy(update=done)
@@ -419,7 +426,7 @@ def for_attack(config: Config) -> Config:
     if data.features != "raw":
         raise ConfigError("data.features", data.features, "takes raw: the attack would rebuild features, not pictures")
     name = model.name or ("lenet-cpl" if info.kind == "image" else "mlp")
-    init = model.init or ("uniform-0.5" if name.startswith("lenet") else "default")
+    init = model.init or ("uniform-0.5" if name.startswith("lenet") else None if is_own(name) else "default")
     changes: dict[str, object] = {"batch": train.batch or 1}
     if train.local_steps is None and train.local_epochs is None:
         changes["local_steps"] = 1
@@ -450,6 +457,10 @@ def _resolve_data(config: Config) -> DataConfig:
 
 def _resolve_model(config: Config) -> ModelConfig:
     model = config.model
+    if is_own(model.name):
+        unread = ("activation", "init", "dropout", "hidden", "pooling", "channels")
+        _refuse_unread("model", model, (), unread, "your own model")
+        return model
     info = MODELS[model.name or DATASETS[config.data.name].model]
     optional = ("activation", "dropout", "hidden", "pooling", "channels")
     _refuse_unread("model", model, info.keys, optional, f"'{info.name}'")

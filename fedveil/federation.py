@@ -27,8 +27,9 @@ from fedveil.data.dataset import Dataset, cut_share
 from fedveil.data.load import load
 from fedveil.data.partition import Partition, PartitionSettings, make_partition
 from fedveil.data.registry import DATASETS
+from fedveil.data.sizes import read_sizes
 from fedveil.defenses.base import Defense
-from fedveil.models.catalog import build
+from fedveil.models.catalog import build_any
 from fedveil.models.net import Model, Net
 from fedveil.simulation.sampling import BatchSampling, client_weights
 
@@ -60,22 +61,57 @@ LABEL_FREE = ("iid", "shards", "copies", "quantity")
 
 def plan(config: Config) -> Plan:
     """The setting of a config, without its data where the sizes are known: accounts do not wait for downloads."""
-    config = resolve(config)
+    if config.data.sizes is not None:
+        return _plan_of_sizes(config)
+    dataset = load_data(config, 0.0) if config.data.name == "file" and config.data.file is not None else None
+    config = resolve(own_clients(config, dataset))
     data = config.data
     info = DATASETS[data.name]
     examples = info.train_size(data.split)
-    if examples is not None and data.partition in LABEL_FREE and not data.label_sets:
+    if dataset is not None:
+        shape, classes, labels = dataset.shape, dataset.classes, dataset.train.y
+    elif examples is not None and data.partition in LABEL_FREE and not data.label_sets:
         shape, classes, labels = info.shape, info.classes, np.arange(examples) % info.classes
     else:
         dataset = load_data(config, 0.0)
         shape, classes, labels = dataset.shape, dataset.classes, dataset.train.y
-    partition = partition_of(config, labels, classes)
+    partition = partition_of(config, labels, classes, None if dataset is None else dataset.train.client)
+    return _planned(config, partition, shape, classes, len(labels))
+
+
+def _planned(config: Config, partition: Partition, shape: tuple[int, ...], classes: int, examples: int) -> Plan:
     batches, model = batch_sampling(config, partition), build_model(config, shape, classes)
-    setting = make_setting(config, partition, batches, model, len(labels))
+    setting = make_setting(config, partition, batches, model, examples)
     return Plan(config, checked_defenses(config, setting), setting)
 
 
-def partition_of(config: Config, labels: np.ndarray, classes: int) -> Partition:
+def _plan_of_sizes(config: Config) -> Plan:
+    """The setting of a federation of which only the sizes are known: nobody's data is needed."""
+    data, info = config.data, DATASETS[config.data.name]
+    sizes = read_sizes(data.sizes)
+    shape, classes = tuple(data.shape or info.shape), data.classes or info.classes
+    if not shape or not classes:
+        key, value = ("data.shape", data.shape) if not shape else ("data.classes", data.classes)
+        raise ConfigError(key, value, "is needed beside data.sizes where data.name names no dataset of known shape")
+    known = data.model_copy(update={"clients": len(sizes), "partition": "own"})
+    config = resolve(config.model_copy(update={"data": known}))
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    partition = partition_of(config, owners % classes, classes, owners)
+    return _planned(config, partition, shape, classes, len(owners))
+
+
+def own_clients(config: Config, dataset: Dataset | None) -> Config:
+    """The config with the clients that the data itself names, unless it asks for another partition."""
+    data = config.data
+    if dataset is None or dataset.train.client is None or data.partition not in (None, "own"):
+        return config
+    own = int(dataset.train.client.max()) + 1
+    if data.clients != own and "clients" in data.model_fields_set:
+        raise ConfigError("data.clients", data.clients, f"the data has {own} clients of its own: leave it out")
+    return config.model_copy(update={"data": data.model_copy(update={"clients": own, "partition": "own"})})
+
+
+def partition_of(config: Config, labels: np.ndarray, classes: int, owners: np.ndarray | None = None) -> Partition:
     data = config.data
     settings = PartitionSettings(
         clients=data.clients,
@@ -86,6 +122,7 @@ def partition_of(config: Config, labels: np.ndarray, classes: int) -> Partition:
         label_sets=data.label_sets,
         classes=classes,
         seed=config.train.seed,
+        owners=owners,
     )
     return make_partition(data.partition or "shards", labels, settings)
 
@@ -107,8 +144,8 @@ def batch_sampling(config: Config, partition: Partition) -> BatchSampling:
 
 
 def build_model(config: Config, shape: tuple[int, ...], classes: int) -> Model:
-    """The network of `[model]`."""
-    return build(config.model.name or "cnn", shape, classes, config.model)
+    """The network of `[model]`: built in, or the user's own by its file or its Python name."""
+    return build_any(config.model.name or "cnn", shape, classes, config.model)
 
 
 def checked_defenses(config: Config, setting: Setting) -> tuple[Defense, ...]:
@@ -256,7 +293,11 @@ def prepare(
     from fedveil.simulation.simulator import FederatedData, SimulationSettings, Simulator
 
     check_jax_cache()
-    config = resolve(config, trainable=trainable)
+    if config.data.sizes is not None:
+        raise ConfigError("data.sizes", config.data.sizes, "is for accounts: leave it out to train on data")
+    if dataset is None and config.data.name == "file" and config.data.file is not None:
+        dataset = load_data(config, max(defense.public_share("file") for defense in config.defense))
+    config = resolve(own_clients(config, dataset) if partition is None else config, trainable=trainable)
     data = config.data
     share = max(defense.public_share(data.name) for defense in config.defense)
     if dataset is None:
@@ -264,7 +305,7 @@ def prepare(
     elif share and dataset.public is None:
         dataset = _with_public(dataset, share)
     if partition is None:
-        partition = partition_of(config, dataset.train.y, dataset.classes)
+        partition = partition_of(config, dataset.train.y, dataset.classes, dataset.train.client)
     batches = batch_sampling(config, partition)
     task = _task(config, dataset, partition, batches, model)
     draws = draws or Draws.of(config.train.noise_seed)

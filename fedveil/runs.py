@@ -178,6 +178,15 @@ class RunFolder:
         began = self.read_info().get("config_sha256")
         if began is not None and began != self.config_digest():
             raise RunError(f"{self.config} was changed after the run began: undo that, or train anew with it")
+        self._check_own()
+
+    def _check_own(self) -> None:
+        """Refuses a model file or model code that is not what the run began with."""
+        from fedveil.models.catalog import digest_of_own
+
+        own = self.read_info().get("own")
+        if isinstance(own, dict) and own.get("sha256") != digest_of_own(str(own.get("name"))):
+            raise RunError(f"{own.get('name')} was changed after the run began: undo that, or train anew with it")
 
     def keep_network(self, model: Model) -> None:
         """Writes a caller's own model, if a file can hold it."""

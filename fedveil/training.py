@@ -18,6 +18,7 @@ from fedveil.config import SECTIONS, Config, Defenses, Settings, from_dict, read
 from fedveil.core.errors import ConfigError, Interrupted, RunError, show
 from fedveil.core.files import write_atomic, write_text
 from fedveil.federation import Arrays, Federation, federation
+from fedveil.models.catalog import digest_of_own, is_own
 from fedveil.models.layers import Params
 from fedveil.models.net import Model
 from fedveil.runs import RunFolder, environment, parameters_as_bytes
@@ -264,8 +265,11 @@ class _Training:
             run.keep(self.simulator.draws)  # first: a run that has a config can be resumed
             write_text(run.config, to_toml(self.federation.config))
             run.write_info(config_sha256=run.config_digest())
+            name = self.federation.config.model.name
             if self.federation.own_model:
                 run.keep_network(self.simulator.task.model)
+            elif name is not None and is_own(name):
+                run.write_info(own={"name": name, "sha256": digest_of_own(name)})
         elif run.draws(self.federation.config.train.noise_seed) != self.simulator.draws:
             raise RunError(f"{run.path} was begun with other draws: prepare the federation with those of the run")
         done, restored = 0, run.restore(state)

@@ -113,7 +113,7 @@ def no_new_datasets():
     DATASETS.update(known)
 
 
-LONG_EXAMPLES = ("CONTRIBUTING-2", "attacks-0", "attacks-1", "python-5")  # seconds each
+LONG_EXAMPLES = ("CONTRIBUTING-2", "attacks-0", "attacks-1", "models-0", "python-5")  # seconds each
 
 
 def marked(examples):
@@ -123,6 +123,8 @@ def marked(examples):
 
 @pytest.mark.parametrize("text", marked(examples("python")))
 def test_python_examples_run(text, tmp_path, monkeypatch, capsys, no_new_datasets):
+    if "import torch" in text or ", torch" in text:
+        pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(catalog, "DEFENSES", dict(catalog.DEFENSES))  # an example may register a defence
     monkeypatch.setattr(registry, "ATTACKS", dict(registry.ATTACKS))  # or an attack

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,48 @@ def from_arrays(
     y_test: np.ndarray | None = None,
     classes: int | None = None,
     name: str = "arrays",
+    *,
+    client: np.ndarray | None = None,
 ) -> Dataset:
-    """A dataset from arrays. Without a test part, a quarter is held out by a fixed seed."""
-    return split_dataset(raw_arrays(x, y, x_test, y_test, classes, name))
+    """A dataset from arrays. Without a test part, a quarter is held out by a fixed seed.
+
+    `client`: which client holds each example, as numbers or names; without it a partition distributes them.
+    """
+    raw = raw_arrays(x, y, x_test, y_test, classes, name)
+    return split_dataset(raw if client is None else with_clients(raw, client, name))
+
+
+def with_clients(raw: Raw, client: np.ndarray, where: str) -> Raw:
+    """The dataset with the client of each training example; ids are numbered in their order."""
+    ids = np.asarray(client)
+    if ids.shape != raw.train.y.shape or ids.dtype.kind not in "iuSU":
+        takes = f"give one whole number or name for each of the {len(raw.train)} examples of x"
+        raise DataError(f"{where}: client has shape {ids.shape} and type {ids.dtype}; {takes}")
+    numbered = np.unique(ids, return_inverse=True)[1].reshape(-1)
+    return replace(raw, train=replace(raw.train, client=numbered.astype(np.int64)))
+
+
+def read_folder(path: Path, key: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The arrays of a folder with one .npz per client, in the order of their names, and the client of each example.
+
+    `test.npz`, if it is there, holds the test part.
+    """
+    files = sorted(file for file in path.glob("*.npz") if file.name != "test.npz")
+    if not files:
+        raise DataError(f"{key}: {path} holds no .npz files; it takes one for each client, with x and y")
+    parts = [read_arrays(file, ("x", "y"), key) for file in files]
+    for file, part in zip(files, parts, strict=True):
+        if part["x"].shape[1:] != parts[0]["x"].shape[1:] or part["x"].dtype != parts[0]["x"].dtype:
+            given = f"{part['x'].dtype} {list(part['x'].shape[1:])}"
+            first = f"{parts[0]['x'].dtype} {list(parts[0]['x'].shape[1:])}"
+            raise DataError(f"{key}: {file} holds examples of {given} and {files[0].name} of {first}; give all alike")
+        if part["y"].shape != part["x"].shape[:1] or not len(part["y"]):
+            raise DataError(f"{key}: {file} holds {len(part['x'])} examples and labels {list(part['y'].shape)}")
+    found = {name: np.concatenate([part[name] for part in parts]) for name in ("x", "y")}
+    if (path / "test.npz").is_file():
+        test = read_arrays(path / "test.npz", ("x", "y"), key)
+        found |= {"x_test": test["x"], "y_test": test["y"]}
+    return found, np.repeat(np.arange(len(parts)), [len(part["y"]) for part in parts])
 
 
 def raw_arrays(

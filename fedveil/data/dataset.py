@@ -34,12 +34,13 @@ class Part:
 
     x: np.ndarray  # [n, ...] uint8 images (NHWC) or float32
     y: np.ndarray  # [n] int32
+    client: np.ndarray | None = None  # [n] int64, the client that holds each example, 0, 1, ...; None: any may
 
     def __len__(self) -> int:
         return len(self.y)
 
     def take(self, index: np.ndarray) -> Part:
-        return Part(self.x[index], self.y[index])
+        return Part(self.x[index], self.y[index], None if self.client is None else self.client[index])
 
 
 @dataclass(frozen=True)
@@ -182,9 +183,25 @@ def cut_share(part: Part, share: float) -> tuple[Part, Part]:
 
     The first size is rounded down; both have at least one example.
     """
+    if part.client is not None:
+        return _cut_clients(part, part.client, share)
     first = min(max(1, int(len(part) * share)), len(part) - 1)
     order = generator(_SPLIT_SEED).permutation(len(part))
     return part.take(np.sort(order[:first])), part.take(np.sort(order[first:]))
+
+
+def _cut_clients(part: Part, client: np.ndarray, share: float) -> tuple[Part, Part]:
+    """The same cut within each client, which keeps at least one example."""
+    shuffled = generator(_SPLIT_SEED).permutation(len(part))
+    order = shuffled[np.argsort(client[shuffled], kind="stable")]
+    counts = np.bincount(client)
+    rank = np.arange(len(part)) - np.repeat(np.cumsum(counts) - counts, counts)
+    first = rank < np.maximum(1, (counts * share).astype(np.int64))[client[order]]
+    if first.all():
+        raise DataError(
+            "client: every client has one example, which leaves none to hold out; give x_test and y_test too"
+        )
+    return part.take(np.sort(order[first])), part.take(np.sort(order[~first]))
 
 
 def _draw(part: Part, share: float) -> tuple[Part, Part]:
@@ -197,4 +214,5 @@ def _draw(part: Part, share: float) -> tuple[Part, Part]:
 
 
 def _range(part: Part, first: int, last: int) -> Part:
-    return Part(part.x[first:last], part.y[first:last])
+    held = None if part.client is None else part.client[first:last]
+    return Part(part.x[first:last], part.y[first:last], held)

@@ -78,6 +78,7 @@ class PartitionSettings:
     label_sets: Sequence[Sequence[int]] | None = None  # the first clients hold only these classes
     classes: int | None = None  # None: the largest label and one
     seed: int = 0
+    owners: np.ndarray | None = None  # the client of each example, for `own`
 
 
 @dataclass(frozen=True)
@@ -338,6 +339,18 @@ def _quantity(request: Request) -> Partition:
     return _fill_empty(_pack(owner, request.rng.permutation(request.total), request.clients))
 
 
+def _own(request: Request) -> Partition:
+    """Every client holds what is its own."""
+    owners = request.settings.owners
+    if owners is None:
+        takes = "needs the client of each example: an array 'client' in the file, or a folder with one file per client"
+        raise ConfigError("data.partition", "own", takes)
+    if int(owners.max()) + 1 != request.clients:
+        takes = f"the data has {int(owners.max()) + 1} clients: leave it out"
+        raise ConfigError("data.clients", request.clients, takes)
+    return _pack(owners, np.arange(request.total), request.clients)
+
+
 def _sizes(request: Request, total: int) -> np.ndarray:
     """Whole numbers that sum to `total`, in proportion to a draw from Dir(alpha) over the clients."""
     share = request.rng.dirichlet(np.full(request.clients, request.settings.alpha))
@@ -405,5 +418,6 @@ PARTITIONS: dict[str, PartitionInfo] = {
             ("per_client", "groups_per_client"),
             _groups("groups-mixed", GROUPS_MIXED),
         ),
+        PartitionInfo("own", "as your file says: each client holds its own examples", (), _own),
     )
 }

@@ -37,7 +37,9 @@ def scattered(dataset: Dataset) -> Dataset:
     """The same dataset with every image replaced by its features [rows/4, columns/4, 81 · colours], float32."""
     parts = {name: getattr(dataset, name) for name in ("train", "held_out", "test", "public")}
     made: dict[str, Any] = {
-        name: Part(features(part.x, dataset.scale), part.y) for name, part in parts.items() if part is not None
+        name: Part(features(part.x, dataset.scale), part.y, part.client)
+        for name, part in parts.items()
+        if part is not None
     }
     note = f"{dataset.note} Features: scattering, {math.prod(made['train'].x.shape[1:])} per image.".strip()
     return replace(dataset, note=note, **made)

@@ -11,6 +11,7 @@ called; none is a dependency.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,13 +97,14 @@ def from_functions(init: Callable[[Array], Tree], apply: Callable[[Tree, Array],
 def from_flax(module: Any, example: Any) -> TreeModel:
     """A `flax.linen` module; `example` is a batch to infer shapes from, such as `x[:1]`.
 
-    Modules with other variables than parameters (BatchNorm's running statistics) are refused. Modules of `flax.nnx` hold
-    their own arrays and are refused, too: wrap them with `from_functions`.
+    Modules with other variables than parameters (BatchNorm's running statistics) are refused. `from_nnx` takes modules of
+    `flax.nnx`.
     """
     from flax import linen
 
     if not isinstance(module, linen.Module):
-        raise ConfigError("model", type(module).__name__, "takes a flax.linen module; wrap others with from_functions")
+        takes = "takes a flax.linen module: from_nnx takes those of flax.nnx, from_functions all others"
+        raise ConfigError("model", type(module).__name__, takes)
     example = jnp.asarray(example, jnp.float32)
     others = set(jax.eval_shape(module.init, jax.random.key(0), example)) - {"params"}
     if others:
@@ -113,6 +115,29 @@ def from_flax(module: Any, example: Any) -> TreeModel:
         return logits
 
     return from_functions(lambda key: dict(module.init(key, example)).get("params", {}), call)
+
+
+def from_nnx(make: Callable[[Any], Any]) -> TreeModel:
+    """A `flax.nnx` module that `make(rngs)` builds; it is called on a batch. Random layers must be deterministic."""
+    nnx: Any = importlib.import_module("flax.nnx")
+
+    def split(key: Array) -> tuple[Any, Any, Any]:
+        module = make(nnx.Rngs(key))
+        module.eval()  # no dropout, and no update of statistics
+        structure, params, others = nnx.split(module, nnx.Param, ...)
+        return structure, params, others
+
+    name = getattr(make, "__name__", type(make).__name__)
+    structure, _, others = split(jax.random.key(0))
+    held = {type(one).__name__ for one in jax.tree.leaves(others, is_leaf=lambda one: isinstance(one, nnx.Variable))}
+    mixing = sorted(kind for kind in held if not issubclass(getattr(nnx, kind, nnx.Variable), nnx.RngState))
+    if mixing:
+        raise ConfigError("model", name, _MIXES.format(", ".join(mixing)))
+
+    def call(params: Tree, x: Array) -> Array:
+        return nnx.merge(structure, nnx.State(params), others)(x)
+
+    return from_functions(lambda key: nnx.to_pure_dict(split(key)[1]), call)
 
 
 def from_equinox(make: Callable[[Array], Any]) -> TreeModel:

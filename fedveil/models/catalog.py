@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from pydantic import Field
 
@@ -23,7 +25,7 @@ from fedveil.models.layers import (
     Residual,
     Shape,
 )
-from fedveil.models.net import Net
+from fedveil.models.net import Model, Net
 
 ACTIVATION_NAMES = ("relu", "sigmoid", "tanh", "leaky-relu")
 INITS = ("default", "uniform-0.5")
@@ -33,7 +35,9 @@ POOLINGS = ("none", "max", "mean")
 class ModelConfig(Section):
     """`[model]`: the network."""
 
-    name: str | None = Field(None, description="network (cnn for images, mlp for attributes)")
+    name: str | None = Field(
+        None, description="network (cnn for images, mlp for attributes), or your own: FILE.safetensors, or MODULE:NAME"
+    )
     activation: str | None = Field(None, description="relu, sigmoid, tanh or leaky-relu (by model)")
     init: str | None = Field(None, description="default (Glorot) or uniform-0.5 (default; fedveil attack: see there)")
     dropout: float = Field(0.0, ge=0, lt=1, description="share of features dropped in training")
@@ -100,6 +104,36 @@ MODELS: dict[str, ModelInfo] = {
         ),
     )
 }
+
+
+def is_own(name: object) -> bool:
+    """Whether a name is that of a file or of Python code, and not in the table."""
+    return isinstance(name, str) and (name.endswith(".safetensors") or ":" in name)
+
+
+def digest_of_own(name: str) -> str:
+    """The digest of the file that `name` leads to: the network, or the source of the code."""
+    if not name.endswith(".safetensors"):
+        from fedveil.models.code import digest_of
+
+        return digest_of(name)
+    try:
+        return hashlib.sha256(Path(name).expanduser().read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError("model.name", name, f"cannot be read ({error.strerror})") from None
+
+
+def build_any(name: str, shape: Shape, classes: int, given: ModelConfig) -> Model:
+    """The network called `name`: of the table, of a file, or of Python code."""
+    if not is_own(name):
+        return build(name, shape, classes, given)
+    if name.endswith(".safetensors"):
+        from fedveil.models.kept import read_network
+
+        return read_network(Path(name).expanduser())
+    from fedveil.models.code import load_code
+
+    return load_code(name)
 
 
 def build(name: str, shape: Shape, classes: int, given: ModelConfig | None = None) -> Net:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedveil.core.errors import ConfigError, DataError
+from fedveil.core.files import SHARED, write_atomic
 from fedveil.models import layers as ours
 from fedveil.models.graph.model import Graph, GraphModel, Node, check_ops
 from fedveil.models.layers import Layer, Params
@@ -75,6 +76,19 @@ def as_bytes(model: Model) -> bytes:
     return save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, metadata={FORMAT: header})
 
 
+def save_model(model: Model, path: str | Path) -> Path:
+    """Writes a model from `from_torch` to a file, structure and initial weights: `model.name` in a config may name it."""
+    target = Path(path)
+    if target.suffix != ".safetensors":
+        raise ConfigError("path", str(path), "takes the name of a .safetensors file")
+    content = as_bytes(model)
+    try:
+        write_atomic(target, lambda file: file.write(content), SHARED)
+    except OSError as error:
+        raise ConfigError("path", str(path), f"cannot be written ({error.strerror})") from None
+    return target
+
+
 def read_network(path: Path) -> Model:
     """The model in a file; `DataError` if the file is damaged or of another kind."""
     from safetensors import SafetensorError, safe_open
@@ -109,7 +123,8 @@ def _model(structure: dict[str, Any], arrays: dict[str, np.ndarray]) -> Model:
         for path, value in start.items():
             layer, _, name = path.rpartition("/")
             weights.setdefault(layer, {})[name] = value
-        return started([_layer_of(one) for one in structure["layers"]], shape, weights)
+        net = Net(tuple(_layer_of(one) for one in structure["layers"]), shape)
+        return started(net.layers, shape, {name: weights[name] for name in net.named})
     constants = {name.removeprefix("constant/"): a for name, a in arrays.items() if name.startswith("constant/")}
     parameters = {node: (str(layer), str(name)) for node, (layer, name) in structure["parameters"].items()}
     missing = {f"{layer}/{name}" for layer, name in parameters.values()} - set(start)

@@ -37,7 +37,7 @@ LEDGER_FIELDS = {
 }
 NAMES = {
     "datasets": "digits cancer mnist fashion-mnist cifar10 cifar100 lfw adult xray",
-    "partitions": "iid shards groups-disjoint groups-overlap classes copies dirichlet quantity groups-mixed",
+    "partitions": "iid shards groups-disjoint groups-overlap classes copies dirichlet quantity groups-mixed own",
     "models": "cnn lenet-cpl lenet-dlg dpfl-net mlp logistic resnet20",
     "defenses": "none fed-sdp fed-cdp 2dp-fl nbafl dpfl lip dssgd prune dgc low-rank gradient-noise squeeze",
     "attacks": "cpl dlg idlg inverting aono",

@@ -227,3 +227,33 @@ def test_torch_weights_are_copies(digits):
     with torch.no_grad():
         linear.weight.zero_()
     assert np.array_equal(np.asarray(model.init(KEY)["1"]["w"]), before) and before.any()
+
+
+# --- Flax NNX
+
+
+def test_nnx(digits):
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Small(nnx.Module):
+        def __init__(self, rngs):
+            self.first, self.norm = nnx.Linear(64, 16, rngs=rngs), nnx.LayerNorm(16, rngs=rngs)
+            self.drop, self.out = nnx.Dropout(0.5, rngs=rngs), nnx.Linear(16, 10, rngs=rngs)
+
+        def __call__(self, x):
+            return self.out(self.drop(nnx.relu(self.norm(self.first(x.reshape(len(x), -1))))))
+
+    model = fedveil.from_nnx(Small)
+    params, module = model.init(KEY), Small(nnx.Rngs(KEY))
+    module.eval()
+    assert set(params) == {"first", "norm", "out"} and set(params["first"]) == {"kernel", "bias"}
+    close(model.apply(params, digits), module(digits))
+    check_trains(model)
+
+    class Mixing(Small):
+        def __init__(self, rngs):
+            super().__init__(rngs)
+            self.norm = nnx.BatchNorm(16, rngs=rngs)
+
+    with pytest.raises(ConfigError, match=r"Mixing.*BatchStat.*GroupNorm"):
+        fedveil.from_nnx(Mixing)
