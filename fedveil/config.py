@@ -17,6 +17,7 @@ import tomli_w
 from pydantic import (
     ConfigDict,
     Field,
+    PositiveInt,
     ValidationError,
     ValidationInfo,
     field_serializer,
@@ -185,6 +186,9 @@ class AttackConfig(Section):
     round: int | None = Field(None, ge=0, description="the round that is attacked (0, or the last of the run)")
     rule: str | None = Field(
         None, description="success: ssim (images), mse (attributes), or distance (the paper's own)"
+    )
+    limits: list[PositiveInt] | None = Field(
+        None, description="iterations after which attacks are scored as well, as if they had ended there"
     )
     seconds: float | None = Field(
         None, ge=0, description="time limit of a reconstruction in seconds (60; 0 or inf: none); recipes have none"

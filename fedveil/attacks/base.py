@@ -55,6 +55,7 @@ class Execution:
     workers: int | None = None  # blocks at a time; None: one for each core
     monitor: Callable[..., Any] | None = field(default=None, repr=False)  # see `reconstruction.engine`
     deadline: float | None = None  # the time of `time.monotonic()` at which attacks end as they stand; None: never
+    limits: tuple[int, ...] = ()  # iterations after which gradient matching also says where it stood
 
 
 ONCE = Execution()  # one seed, single precision
@@ -95,6 +96,7 @@ class Reconstruction:
     seconds: float  # all attacks together, without compilation
     compile_seconds: float
     not_started: int = 0  # attacks that the deadline left no time for; they are in none of the arrays
+    earlier: tuple[Reconstruction, ...] = ()  # the same attacks with fewer iterations, for each of `Execution.limits`
 
     def __len__(self) -> int:
         return len(self.attack)

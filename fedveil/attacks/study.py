@@ -51,6 +51,7 @@ class Group:
     truth_y: np.ndarray  # [attacks, examples]
     scores: Scores
     guess: Guess
+    earlier: tuple[Scores, ...] = ()  # of the attacks as they stood at each of `attack.limits`
 
     @property
     def reconstruction(self) -> Reconstruction:
@@ -68,6 +69,7 @@ class Study:
     compile_seconds: float
     planned: int  # attacks that were asked for
     limit: Limit = NO_LIMIT
+    iterations: tuple[int, ...] = ()  # `attack.limits`
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON document."""
@@ -79,7 +81,14 @@ class Study:
             **self.counts(),
             **self.guesses(),
         }
+        if self.iterations:
+            document["limits"] = {str(most): self._at(index) for index, most in enumerate(self.iterations)}
         return {**document, "verdict": verdict.of_reconstruction(document)}
+
+    def _at(self, index: int) -> dict[str, Any]:
+        """The scores at one of the limits; seconds are those of the whole study."""
+        found = pooled([group.earlier[index] for group in self.groups])
+        return {key: value for key, value in found.items() if not key.startswith("seconds")}
 
     def counts(self) -> dict[str, Any]:
         """How many attacks were made, how each group of them ended, and why the study stopped."""
@@ -159,6 +168,7 @@ def run_on(
 ) -> Study:
     """Attacks a round, as the bench keys of `[attack]` say, as long as the limit allows."""
     check_tap(attack, bench.at)
+    iterations = _limits(attack, bench)
     federation, number = attacked.federation, attacked.number
     by_size = _victims(federation, number, bench)
     if not by_size:
@@ -182,11 +192,22 @@ def run_on(
             _counting(progress, ended, total),
             monitor=None if limit.deadline is None else Watch(x, attack.tries, guessed.match, progress),
             deadline=limit.deadline,
+            limits=iterations,
         )
         done = attack.run(seen, execution)
-        groups.append(Group(seen, x, y, score(done, x, y, bench.rule, federation.dataset.groups), guessed))
+        scored = [score(one, x, y, bench.rule, federation.dataset.groups) for one in (done, *done.earlier)]
+        groups.append(Group(seen, x, y, scored[0], guessed, tuple(scored[1:])))
     compiling = sum(group.reconstruction.compile_seconds for group in groups)
-    return Study(attack, bench.at, number, tuple(groups), compiling, total, limit)
+    return Study(attack, bench.at, number, tuple(groups), compiling, total, limit, iterations)
+
+
+def _limits(attack: ReconstructionAttack, bench: AttackConfig) -> tuple[int, ...]:
+    """`attack.limits`, refused where an attack with fewer iterations would take another path."""
+    for most in bench.limits or ():
+        if attack.shortened(most) is None:
+            takes = f"takes numbers below attack.iterations, and no attack.decay; {most} does not fit"
+            raise ConfigError("attack.limits", list(bench.limits or ()), takes)
+    return tuple(bench.limits or ())
 
 
 def _counting(progress: Progress, before: int, total: int) -> Progress:

@@ -47,7 +47,7 @@ RECONSTRUCTIONS = ("attack", "attack-steps", "attack-layers", "compare-attacks")
 INFERENCES = ("infer",)  # kinds that read [attack] of an inference attack
 
 # section.key, or name-of-defence.key → the value with which a result is the same as before the key existed.
-NEUTRAL: dict[str, Any] = {"dpfl.clip_norm": "l1", "nbafl.stop": False}
+NEUTRAL: dict[str, Any] = {"dpfl.clip_norm": "l1", "nbafl.stop": False, "attack.form": "plain", "attack.limits": []}
 
 
 # --- results
@@ -189,6 +189,7 @@ def _reconstruction(config: Config) -> Document:
     asked = config.attack
     rule = asked.rule or ("ssim" if DATASETS[config.data.name].kind == "image" else "mse")
     bench = {"tap": asked.at, "images": asked.images, "seeds": asked.seeds, "round": asked.round or 0, "rule": rule}
+    bench["limits"] = list(asked.limits or ())
     return {**bench, "name": asked.name, **RECONSTRUCTION_KEYS, **asdict(asked.make())}  # type: ignore[call-overload]
 
 

@@ -30,6 +30,7 @@ class Cell:
     seeds: int = 1  # number of seeds; the table shows their mean
     note: str = ""  # how this cell differs from the paper's setting
     like: str = ""  # the row whose published values it is compared with, if not its own
+    part: str = ""  # dotted key of the part of the result that it shows; "": all of it
 
     def jobs(self) -> list[Job]:
         """One job for each seed. The seed also fixes the private draws, so that a job can be repeated."""

@@ -60,9 +60,10 @@ def entries(recipe: Recipe, size: Size, cache: Cache) -> list[Entry]:
 
 def _entry(recipe: Recipe, cell: Cell, measure: Measure, cache: Cache) -> Entry:
     rows = [row for row in (cache.get(job) for job in cell.jobs()) if row is not None]
-    values = [v for v in (reach(row["result"], measure.key) for row in rows) if v is not None]
+    results = [_part(row["result"], cell.part) for row in rows]
+    values = [v for v in (reach(result, measure.key) for result in results) if v is not None]
     mean = sum(values) / len(values) if values else None
-    low, high = interval(values, measure.key in RATES) if len(values) > 1 else _own_interval(rows, measure)
+    low, high = interval(values, measure.key in RATES) if len(values) > 1 else _own_interval(results, measure)
     return Entry(
         cell.row,
         cell.column,
@@ -75,6 +76,13 @@ def _entry(recipe: Recipe, cell: Cell, measure: Measure, cache: Cache) -> Entry:
         rows[0]["device"] if rows else None,
         cell.note,
     )
+
+
+def _part(result: dict[str, Any], part: str) -> dict[str, Any]:
+    """The part of a result at a dotted key."""
+    for key in part.split(".") if part else ():
+        result = result[key]
+    return result
 
 
 def reach(result: dict[str, Any], key: str) -> float | None:
@@ -102,11 +110,11 @@ def interval(values: list[float], rate: bool) -> tuple[float | None, float | Non
     return (max(0.0, mean - half), min(1.0, mean + half)) if rate else (mean - half, mean + half)
 
 
-def _own_interval(rows: list[dict[str, Any]], measure: Measure) -> tuple[float | None, float | None]:
+def _own_interval(results: list[dict[str, Any]], measure: Measure) -> tuple[float | None, float | None]:
     """The interval that a single study reports for this measure; its `interval` is that of the first rate it has."""
-    if len(rows) != 1:
+    if len(results) != 1:
         return None, None
-    result = rows[0]["result"]
+    result = results[0]
     first = next((key for key in ("success_rate", "auc", "ssim", "accuracy") if result.get(key) is not None), None)
     span = result.get(f"{measure.key}_interval") or (result.get("interval") if measure.key == first else None)
     return (span[0], span[1]) if span else (None, None)

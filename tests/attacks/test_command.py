@@ -25,9 +25,11 @@ FIELDS = {"success_rate", "label_success_rate", "ssim", "mse", "psnr", "iteratio
 
 
 def test_a_study_of_a_config_and_of_a_run(fedveil_cli, tmp_path):
-    answer = fedveil_cli("attack", *given(), "--pictures", "seen", "--out", "kept", "--json", cwd=tmp_path)
+    whole = (*given("attack.limits=[2,5]"), "--pictures", "seen", "--out", "kept", "--json")
+    answer = fedveil_cli("attack", *whole, cwd=tmp_path)
     document = json.loads(answer.out)
     assert answer.code == 0 and set(document) >= FIELDS and document["tap"] == "client" and document["images"] == 3
+    assert document["limits"]["2"]["ssim"] < document["limits"]["5"]["ssim"] <= document["ssim"]
     assert document["label_success_rate"] == 1.0 and document["success_rate"] == 1.0 and document["mse"] < 1e-3
     for name in ("grid.png", "steps.gif"):
         assert (tmp_path / "seen" / name).stat().st_size > 100
@@ -65,6 +67,8 @@ def test_a_study_of_a_config_and_of_a_run(fedveil_cli, tmp_path):
         (given("attack.name=aono"), "attack.iterations", "no such key"),
         (given("attack.rule=sim"), "attack.rule", "did you mean 'ssim'?"),
         (given("attack.init=patterned-3x3"), "attack.init", "did you mean"),
+        (given("attack.limits=[2,99999]"), "attack.limits", "takes numbers below attack.iterations"),
+        (given("attack.name=aono", "attack.limits=[2]"), "attack.limits", "no such key"),
         (["--run", "nowhere"], "--resume", "holds no run"),
         (["--gradients", "none.safetensors", "-s", "model.name=mlp"], "none.safetensors", "no such file"),
         (["--gradients", "a.npz", "-s", "attack.tap=server"], "attack.tap", "not read with --gradients"),

@@ -48,6 +48,20 @@ class StopRules:
     iterations: Array | np.ndarray  # [attacks] the most iterations
     distance: Array | np.ndarray  # [attacks] a squared gradient distance that ends the attack; negative: never
     plateau: Array | np.ndarray  # [attacks] iterations without progress that end the attack
+    limits: Array | np.ndarray | None = None  # [attacks, limits] iterations after which the best point is kept as well
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Kept:
+    """Where each attack stood when its iterations reached each limit: what a run with this limit would return."""
+
+    reached: Array  # [attacks, limits] bool
+    z: Array  # [attacks, limits, size]
+    value: Array  # [attacks, limits]
+    distance: Array  # [attacks, limits]
+    iteration: Array  # [attacks, limits]
+    evaluations: Array  # [attacks, limits]
 
 
 @jax.tree_util.register_dataclass
@@ -71,6 +85,7 @@ class Slots:
     mark: Array  # [attacks] the objective that progress is measured against
     marked: Array  # [attacks] the iteration it was set in
     trace: Array  # [attacks, room] squared gradient distance at the start of each iteration
+    kept: Kept | None = None  # only where the rules have limits
 
 
 @dataclass(frozen=True)
@@ -96,12 +111,13 @@ class Optimizer(Protocol):
     def move(self, slots: Slots, seen: Evaluation, moving: Array) -> tuple[Array, Tree, Array, Array]: ...
 
 
-def stop_rules(settings: GradientMatching, attacks: int, dtype: Any) -> StopRules:
+def stop_rules(settings: GradientMatching, attacks: int, dtype: Any, limits: tuple[int, ...] = ()) -> StopRules:
     """The same rules for each of `attacks` attacks."""
     return StopRules(
         iterations=np.full(attacks, settings.iterations, np.int32),
         distance=np.full(attacks, -1.0 if settings.stop is None else settings.stop, dtype),
         plateau=np.full(attacks, NEVER if settings.plateau is None else settings.plateau, np.int32),
+        limits=np.tile(np.array(limits, np.int32), (attacks, 1)) if limits else None,
     )
 
 
@@ -126,7 +142,17 @@ def begin(optimizer: Optimizer, z: Array, rules: StopRules, room: int) -> Slots:
         mark=infinite,
         marked=count,
         trace=jnp.full((attacks, room), jnp.nan, dtype),
+        kept=_nothing_kept(z, rules),
     )
+
+
+def _nothing_kept(z: Array, rules: StopRules) -> Kept | None:
+    if rules.limits is None:
+        return None
+    shape, none = rules.limits.shape, jnp.zeros(rules.limits.shape, jnp.int32)
+    infinite = jnp.full(shape, jnp.inf, z.dtype)
+    points = jnp.broadcast_to(z[:, None], (*shape, z.shape[1])) + jnp.zeros((), z.dtype)
+    return Kept(jnp.zeros(shape, bool), points, infinite, infinite, none, none)
 
 
 def advance(optimizer: Optimizer, evaluate: Callable[[Array], Evaluation], slots: Slots) -> Slots:
@@ -141,7 +167,7 @@ def advance(optimizer: Optimizer, evaluate: Callable[[Array], Evaluation], slots
     over = running & finite & (slots.inner > 0) & optimizer.ended(slots, seen)
     slots = replace(slots, iteration=slots.iteration + over, inner=jnp.where(over, 0, slots.inner))
     opens = running & finite & (slots.inner == 0)
-    slots = _mark(_write_trace(slots, seen, opens), opens)
+    slots = _keep_limits(_mark(_write_trace(slots, seen, opens), opens), opens)
     diverged = opens & optimizer.diverged(slots, seen) & (slots.rescues < RESCUES)
     slots = replace(slots, began=jnp.where(opens & jnp.isinf(slots.began), seen.value, slots.began))
     slots, moving = _end(optimizer, slots, seen, opens & ~diverged, running & finite & ~diverged)
@@ -173,6 +199,26 @@ def _write_trace(slots: Slots, seen: Evaluation, opens: Array) -> Slots:
     at = jnp.minimum(slots.iteration, last)
     value = jnp.where(opens, seen.distance, slots.trace[rows, at])
     return replace(slots, trace=slots.trace.at[rows, at].set(value))
+
+
+def _keep_limits(slots: Slots, opens: Array) -> Slots:
+    """Keeps the best point of attacks whose iterations have reached a limit: where `_end` would stop them."""
+    if slots.kept is None or slots.rules.limits is None:
+        return slots
+    kept, new = slots.kept, opens[:, None] & (slots.iteration[:, None] >= slots.rules.limits) & ~slots.kept.reached
+
+    def now(values: Array, before: Array) -> Array:
+        return jnp.where(new, values[:, None], before)
+
+    made = Kept(
+        kept.reached | new,
+        jnp.where(new[:, :, None], slots.best[:, None], kept.z),
+        now(slots.best_value, kept.value),
+        now(slots.best_distance, kept.distance),
+        now(slots.iteration, kept.iteration),
+        now(slots.evaluations, kept.evaluations),
+    )
+    return replace(slots, kept=made)
 
 
 def _mark(slots: Slots, opens: Array) -> Slots:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from fedveil.attacks.reconstruction.matching import GradientMatching
 from fedveil.attacks.reconstruction.objective import Job, Problem, pose, weights
 
 Tree = Any
+Origin = jax.Array | np.ndarray | None
 DUMMIES = 64  # random inputs with which labels of batches are inferred
 
 
@@ -41,17 +43,31 @@ def reconstruct(
         work = _work(problem, settings, observation, guessed, plan, precision)
         programs = scheduler.programs_for(problem, precision)
         compiled, started = programs.seconds, time.monotonic()
-        ended = scheduler.run(programs, work, _running(problem, guessed, plan, execution))
+        ended = scheduler.run(programs, work, _running(problem, guessed, plan, work.jobs.origin, execution))
         compiling = programs.seconds - compiled
         seconds = time.monotonic() - started - compiling
-    # The start of each attack with the least objective, which is the attacker's own criterion.
+    result = partial(_result, problem, plan, guessed, work.jobs.origin)
+    shorter = [[None if e is None else e.earlier[i] for e in ended] for i in range(len(execution.limits))]
+    earlier = tuple(result(one) for one in shorter)
+    return replace(result(ended), seconds=seconds, compile_seconds=compiling, earlier=earlier)
+
+
+def _result(
+    problem: Problem,
+    plan: _Plan,
+    guessed: np.ndarray,
+    origin: Origin,
+    ended: Sequence[scheduler.Ended | None],
+) -> Reconstruction:
+    """What was rebuilt: of each attack the start with the least objective, which is the attacker's own criterion."""
     begun = np.array([e is not None for e in ended]).reshape(-1, plan.tries)
     made = [_NOT_BEGUN if e is None else e for e in ended]
     values = np.array([e.value for e in made]).reshape(-1, plan.tries)
     least = np.where(begun, np.minimum(values, np.finfo(float).max), np.inf).argmin(axis=1)
     best = (np.arange(len(values)) * plan.tries + least)[begun.any(axis=1)]
     chosen = [made[i] for i in best]
-    inputs, found = _read_out(problem, np.stack([e.z for e in chosen]), guessed[plan.attack[best]])
+    origins = None if origin is None else origin[best]
+    inputs, found = _read_out(problem, np.stack([e.z for e in chosen]), guessed[plan.attack[best]], origins)
     return Reconstruction(
         attack=plan.attack[best],
         seed=np.array([plan.keys[i][1] for i in best]),
@@ -63,8 +79,8 @@ def reconstruct(
         evaluations=np.array([e.evaluations for e in made]).reshape(-1, plan.tries).sum(axis=1)[begun.any(axis=1)],
         ending=np.array([ENDINGS[e.status] for e in chosen]),
         trace=np.stack([e.trace for e in chosen]),
-        seconds=seconds,
-        compile_seconds=compiling,
+        seconds=0.0,
+        compile_seconds=0.0,
         not_started=int((~begun.any(axis=1)).sum()),
     )
 
@@ -88,13 +104,17 @@ def _plan(observation: GradientObservation, settings: GradientMatching, seeds: S
     return _Plan(keys, np.array([a for _, a, _ in starts]), tries)
 
 
-def _running(problem: Problem, guessed: np.ndarray, plan: _Plan, execution: Execution) -> scheduler.Running:
+def _running(
+    problem: Problem, guessed: np.ndarray, plan: _Plan, origin: Origin, execution: Execution
+) -> scheduler.Running:
     """The scheduler's part of `execution`: its callbacks see starts as flat vectors."""
     monitor, total = execution.monitor, len(plan.keys)
 
     def look(shot: scheduler.Snapshot) -> scheduler.Order | int:
         assert monitor is not None
-        answer: scheduler.Order | int = monitor(*_read_out(problem, shot.z, guessed[plan.attack[shot.attack]]), shot)
+        origins = None if origin is None else origin[shot.attack]
+        seen = _read_out(problem, shot.z, guessed[plan.attack[shot.attack]], origins)
+        answer: scheduler.Order | int = monitor(*seen, shot)
         return answer
 
     return scheduler.Running(
@@ -103,6 +123,7 @@ def _running(problem: Problem, guessed: np.ndarray, plan: _Plan, execution: Exec
         progress=lambda ended: execution.progress(ended, total),
         monitor=None if monitor is None else look,
         deadline=execution.deadline,
+        limits=execution.limits,
     )
 
 
@@ -127,6 +148,9 @@ def _work(
 ) -> scheduler.Work:
     """The starting points, what belongs to each start, and the parameters that all share."""
     z = inits.starts(settings, observation, guessed[plan.attack], plan.keys, dtype).reshape(len(plan.keys), -1)
+    origin = None
+    if problem.geometric:
+        origin, z = z, np.concatenate([np.ones_like(z), np.zeros_like(z)], axis=1)
     if problem.joint:
         logits = inits.label_logits(plan.keys, problem.examples * problem.classes, dtype)
         z = np.concatenate([z, logits], axis=1)
@@ -138,10 +162,11 @@ def _work(
     own = rows(observation.params) if observation.own_params else None
     shared = None if observation.own_params else jax.tree.map(lambda a: jnp.asarray(a, dtype), observation.params)
     weight = weights(problem.settings, observation.gradients).astype(dtype)[plan.attack]
-    return scheduler.Work(z, Job(rows(observation.gradients), q, weight, own), shared, settings)
+    return scheduler.Work(z, Job(rows(observation.gradients), q, weight, own, origin), shared, settings)
 
 
-def _read_out(problem: Problem, z: np.ndarray, guessed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _read_out(problem: Problem, z: np.ndarray, guessed: np.ndarray, origin: Origin) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and labels from the optimised vectors z."""
-    inputs = problem.inputs(z) if problem.span is None else np.clip(problem.inputs(z), *problem.span)
+    found = problem.inputs(z, origin)
+    inputs = found if problem.span is None else np.clip(found, *problem.span)
     return inputs, problem.label_logits(z).argmax(axis=2) if problem.joint else guessed

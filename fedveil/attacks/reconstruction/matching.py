@@ -53,12 +53,18 @@ READINGS: dict[str, str] = {
     "simulated": "the L local steps are made again inside the attack",
 }
 
+FORMS: dict[str, str] = {
+    "plain": "the inputs themselves",
+    "geometric": "w and b of inputs w·(start − b), from w = 1 and b = 0 (cpl, Eq. 2)",
+}
+
 
 @dataclass(frozen=True)
 class GradientMatching(ReconstructionAttack):
     """Optimises dummy inputs until their gradient matches the observed one."""
 
     init: Annotated[str, Field(description="where the attack starts")] = "patterned-2x2"
+    form: Annotated[str, Field(description="what is optimised")] = "plain"
     distance: Annotated[str, Field(description="the distance between dummy and observed gradient")] = "l2"
     optimizer: Annotated[str, Field(description="the optimiser of the dummy inputs")] = "lbfgs"
     lr: Annotated[float | None, Field(gt=0, description="step length (1 for lbfgs, else 0.1)")] = None
@@ -85,8 +91,10 @@ class GradientMatching(ReconstructionAttack):
     reading: Annotated[str, Field(description="what an update of several local steps is taken for")] = "simple"
     file: Annotated[str | None, Field(description="with init = file: a picture, or an .npy array")] = None
 
+    bench: ClassVar[tuple[str, ...]] = (*ReconstructionAttack.bench, "limits")
     choices: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "init": {**INITS, **INIT_ALIASES},
+        "form": FORMS,
         "distance": DISTANCES,
         "optimizer": OPTIMIZERS,
         "label": LABEL_SOURCES,
@@ -109,6 +117,8 @@ class GradientMatching(ReconstructionAttack):
                 if getattr(self, key):
                     takes = "is for first-order optimisers: set attack.optimizer to 'adam'"
                     raise ConfigError(f"attack.{key}", True, takes)
+        if self.box and self.form != "plain":
+            raise ConfigError("attack.box", True, "keeps plain inputs in their range: set attack.form to 'plain'")
         if self.init == "file" and self.file is None:
             raise ConfigError("attack.file", None, "init 'file' takes the path of a picture, or of an .npy array")
         if self.label == "joint" and self.alpha > 0:

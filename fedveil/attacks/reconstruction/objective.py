@@ -31,6 +31,7 @@ class Job:
     q: Array  # [attacks, examples, classes] label weights; unread where labels are optimised
     weight: Array  # [attacks] of the distance in the objective
     params: Params | None  # the victims' models, where they differ
+    origin: Array | np.ndarray | None = None  # [attacks, content] the start, where the geometric form is optimised
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,10 @@ class Problem:
         return self.settings.label == "joint"
 
     @property
+    def geometric(self) -> bool:
+        return self.settings.form == "geometric"
+
+    @property
     def content(self) -> int:
         """The number of values in an attack's inputs."""
         return self.examples * math.prod(self.shape)
@@ -59,15 +64,23 @@ class Problem:
     @property
     def size(self) -> int:
         """The number of optimised values: the inputs, and the logits of the labels where these are optimised too."""
-        return self.content + (self.examples * self.classes if self.joint else 0)
+        return self._free + (self.examples * self.classes if self.joint else 0)
 
-    def inputs(self, z: Any) -> Any:
-        """[attacks, examples, ...shape] of the optimised vectors z."""
-        return z[:, : self.content].reshape(-1, self.examples, *self.shape)
+    @property
+    def _free(self) -> int:
+        """The number of optimised values that give the inputs: in the geometric form w and b of each."""
+        return self.content * (2 if self.geometric else 1)
+
+    def inputs(self, z: Any, origin: Any = None) -> Any:
+        """[attacks, examples, ...shape] of the optimised vectors z; in the geometric form w·(origin − b)."""
+        flat = z[:, : self.content]
+        if self.geometric:
+            flat = flat * (origin - z[:, self.content : self._free])
+        return flat.reshape(-1, self.examples, *self.shape)
 
     def label_logits(self, z: Any) -> Any:
         """[attacks, examples, classes], where labels are optimised too."""
-        return z[:, self.content :].reshape(-1, self.examples, self.classes)
+        return z[:, self._free :].reshape(-1, self.examples, self.classes)
 
 
 def pose(observation: GradientObservation, settings: GradientMatching) -> Problem:
@@ -120,7 +133,7 @@ def weights(settings: GradientMatching, target: Params) -> np.ndarray:
 def evaluate(problem: Problem, shared: Params | None, job: Job, z: Array) -> tuple[Array, Array, Array]:
     """Objective [attacks], squared gradient distance [attacks], gradient of the objective [attacks, size] at z."""
     settings = problem.settings
-    x = problem.inputs(z)
+    x, to_form = jax.vjp(lambda z: problem.inputs(z, job.origin), z) if problem.geometric else (problem.inputs(z), None)
     q, to_logits = jax.vjp(lambda z: jax.nn.softmax(problem.label_logits(z)) if problem.joint else job.q, z)
     found, pull = _gradients(problem, shared, job, x, q)
     distance, back = jax.vjp(lambda found: DISTANCES[settings.distance](found, job.target), found)
@@ -130,6 +143,9 @@ def evaluate(problem: Problem, shared: Params | None, job: Job, z: Array) -> tup
     if settings.tv > 0 or settings.alpha > 0:
         more, also = _regularised(problem, shared, job, x)
         value, slope = value + more, slope + also
+    if to_form is not None:
+        flat = to_form(slope)[0]
+        return value, apart, flat + to_logits(label_slope)[0] if problem.joint else flat
     flat = slope.reshape(z.shape[0], -1)
     if problem.joint:
         flat = jnp.pad(flat, ((0, 0), (0, problem.size - problem.content))) + to_logits(label_slope)[0]

@@ -33,7 +33,9 @@ from fedveil.attacks.optim.slots import (
     HOPELESS,
     LATE,
     RUNNING,
+    SPENT,
     Evaluation,
+    Kept,
     Optimizer,
     Slots,
     StopRules,
@@ -104,6 +106,7 @@ class Running:
     progress: Callable[[int], None] = field(default=lambda ended: None)
     monitor: Monitor | None = None
     deadline: float | None = None  # the time of `time.monotonic()` at which attacks end as they stand
+    limits: tuple[int, ...] = ()  # iterations after which the best point is kept as well
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ class Ended:
     evaluations: int
     rescues: int
     trace: np.ndarray
+    earlier: tuple[Ended, ...] = ()  # where it stood at each limit, in their order
 
 
 def optimizer_of(problem: Problem) -> Optimizer:
@@ -125,7 +129,7 @@ def optimizer_of(problem: Problem) -> Optimizer:
     chosen = problem.settings
     if chosen.optimizer == "lbfgs":
         return LBFGS(chosen.step_length)
-    box = problem.span if chosen.box else None
+    box = problem.span if chosen.box else None  # of the inputs themselves: `check` refuses it for another form
     return FirstOrder(chosen.optimizer, chosen.step_length, chosen.signed, chosen.decay, box, problem.content)
 
 
@@ -260,7 +264,8 @@ class _Worker:
         self.length = CHUNK if self.monitor is None and not self.hurried else 1
         self.owners = [queue.popleft() if queue else None for _ in range(width)]
         rows = self._rows()
-        rules = stop_rules(work.settings, width, work.starts.dtype)
+        self.limits = running.limits
+        rules = stop_rules(work.settings, width, work.starts.dtype, running.limits)
         self.slots, self.job = programs.begin(work.starts[rows], rules), _take(work.jobs, rows)
         free = jnp.asarray([a is None for a in self.owners])
         self.slots = replace(self.slots, status=jnp.where(free, FREE, self.slots.status))
@@ -329,6 +334,8 @@ class _Worker:
                 rescues=int(host.rescues[slot]),
                 trace=np.asarray(host.trace[slot, : self.settings.iterations + 1]),
             )
+            if host.kept is not None:
+                ended[owner] = replace(ended[owner], earlier=_earlier(ended[owner], host.kept, slot, self.limits))
             self.longest = max(self.longest, ended[owner].iterations)
             self.owners[slot] = None
 
@@ -361,6 +368,25 @@ class _Worker:
         rows = alive + free[: narrower - len(alive)]
         self.slots, self.job = self.programs.pack(self.slots, self.job, np.array(rows))
         self.owners = [self.owners[slot] for slot in rows]
+
+
+def _earlier(end: Ended, kept: Kept, slot: int, limits: tuple[int, ...]) -> tuple[Ended, ...]:
+    """The attack as it stood at each limit; as it ended, where it ended before."""
+    return tuple(
+        replace(
+            end,
+            z=np.asarray(kept.z[slot, i]),
+            value=float(kept.value[slot, i]),
+            distance=float(kept.distance[slot, i]),
+            status=SPENT,
+            iterations=int(kept.iteration[slot, i]),
+            evaluations=int(kept.evaluations[slot, i]),
+            trace=end.trace[: limit + 1],
+        )
+        if kept.reached[slot, i]
+        else replace(end, trace=end.trace[: limit + 1])
+        for i, limit in enumerate(limits)
+    )
 
 
 def _take(tree: Tree, rows: Any) -> Any:

@@ -13,6 +13,7 @@ from fedveil.attacks.base import Execution
 from fedveil.attacks.gradients import from_update
 from fedveil.attacks.observation import GradientObservation
 from fedveil.attacks.reconstruction import scheduler
+from fedveil.attacks.reconstruction.cpl import CPL
 from fedveil.attacks.reconstruction.regularise import total_variation
 from fedveil.attacks.registry import make_attack
 from fedveil.attacks.score import score
@@ -229,3 +230,34 @@ def test_what_was_not_granted_is_refused():
         make_attack("cpl", label="given").run(given.observation)
     granted = dataclasses.replace(given.observation, known_labels=given.y)
     assert np.array_equal(quick(granted, make_attack("cpl", label="given", iterations=40)).labels, given.y)
+
+
+def test_limits_are_what_shorter_attacks_return():
+    seen, limits = victims(3, **IMAGES).observation, (1, 2, 4)
+    settings = {"seeds": (0, 1), "precision": "float64"}
+    whole = CPL(iterations=30, restarts=1).run(seen, Execution(**settings, limits=limits))
+    assert whole.iterations.min() < 4  # attacks that ended before a limit are in it as they ended
+    for most, found in zip(limits, whole.earlier, strict=True):
+        alone = CPL(iterations=most, restarts=1).run(seen, Execution(**settings))
+        for name in ("attack", "seed", "labels", "iterations", "evaluations", "ending"):
+            assert np.array_equal(getattr(found, name), getattr(alone, name)), name
+        for name in ("inputs", "objective", "distance", "trace"):
+            np.testing.assert_allclose(getattr(found, name), getattr(alone, name), rtol=1e-6, atol=1e-12)
+    assert not np.allclose(whole.earlier[0].inputs, whole.inputs)
+
+
+@pytest.mark.parametrize("label", ["infer", "joint"])
+def test_the_geometric_form_begins_at_the_start_and_finds_the_example(label):
+    known = victims(3, **IMAGES)
+    plain, geometric = (CPL(form=form, label=label) for form in ("plain", "geometric"))
+    first = [one.shortened(1).run(known.observation) for one in (plain, geometric)]
+    np.testing.assert_allclose(first[0].trace[:, 0], first[1].trace[:, 0], rtol=1e-5)  # the same gradient at the start
+    assert not np.allclose(first[0].inputs, first[1].inputs, atol=1e-6)  # and another path
+    found = geometric.run(known.observation)
+    truth = known.x.reshape(found.inputs.shape)
+    assert np.abs(found.inputs - truth).max() < 0.1 and np.array_equal(found.labels, known.y)
+
+
+def test_the_geometric_form_has_no_box():
+    with pytest.raises(ConfigError, match="attack.box"):
+        CPL(form="geometric", optimizer="adam", box=True).check()
