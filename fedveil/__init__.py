@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fedveil.accounting.accountants import register_accountant
+    from fedveil.advice.advise import advise
     from fedveil.attacks.orchestrate import attack
     from fedveil.attacks.registry import register_attack
     from fedveil.audit.run import audit
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "account",
+    "advise",
     "attack",
     "audit",
     "calibrate",
@@ -63,6 +65,7 @@ FUNCTIONS = {
     "audit": ("fedveil.audit.run", "audit"),
     "report": ("fedveil.report.write", "report"),
     "sweep": ("fedveil.sweeps.run", "sweep"),
+    "advise": ("fedveil.advice.advise", "advise"),
     "federation": ("fedveil.federation", "federation"),
     "register_defense": ("fedveil.defenses.catalog", "register_defense"),
     "register_attack": ("fedveil.attacks.registry", "register_attack"),

@@ -43,7 +43,7 @@ LAYERS = (
     ("audit", "deploy"),
     ("lab",),
     ("recipes",),
-    ("sweeps",),
+    ("sweeps", "advice"),
     ("cli",),
     ("__main__",),
 )

@@ -210,6 +210,39 @@ def reproduce(
     run_reproduce(name, full, cells, minutes, workers, out, json)
 
 
+@app.command("advise")
+def advise(
+    clients: Annotated[int | None, Option("--clients", help="Number of clients.")] = None,
+    records: Annotated[int | None, Option("--records", help="Records at each client.")] = None,
+    shape: Annotated[
+        str | None, Option("--shape", help="One record: rows,columns,colours of an image, or columns of a table.")
+    ] = None,
+    classes: Annotated[int | None, Option("--classes", help="Number of classes.")] = None,
+    data: Annotated[str | None, Option("--data", help="A dataset or FILE.npz, instead of shape and classes.")] = None,
+    epsilon: Annotated[float | None, Option("--epsilon", help="ε to keep.")] = None,
+    delta: DeltaOption = None,
+    unit: Annotated[str | None, Option("--unit", help="For whom: example (default) or image.")] = None,
+    tap: Annotated[str | None, Option("--tap", help="Against whom (default: server).")] = None,
+    withstand: Annotated[
+        str | None, Option("--withstand", help="Instead of --tap: server, clients, release; several with commas.")
+    ] = None,
+    secure_aggregation: Annotated[
+        bool, Option("--secure-aggregation", help="The server sees only sums over clients.")
+    ] = False,
+    seconds: Annotated[float | None, Option("--seconds", help="Time for all of it (default: 600).")] = None,
+    out: Annotated[str | None, Option("--out", help="Also write the config to this file.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Find a private setting for a federation of a given size, tried and attacked on public records."""
+    from fedveil.cli.advise import run_advise
+
+    asked = {
+        "clients": clients, "records": records, "classes": classes, "data": data, "epsilon": epsilon, "delta": delta,
+        "unit": unit, "tap": tap, "withstand": withstand, "secure_aggregation": secure_aggregation, "seconds": seconds,
+    }  # fmt: skip
+    run_advise(asked, shape, out, json)
+
+
 @app.command("sweep")
 def sweep(
     file: FileArgument = None,
