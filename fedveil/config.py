@@ -32,6 +32,7 @@ from fedveil.core.plugins import keys
 from fedveil.core.taps import TAPS
 from fedveil.core.validation import Section, one_line
 from fedveil.data.dataset import SPLITS
+from fedveil.data.load import SMALLEST_SCATTERED
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.registry import DATASETS
 from fedveil.defenses.base import Defense
@@ -42,7 +43,6 @@ from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS, Mo
 SAMPLINGS = ("auto", "fixed", "poisson", "with-replacement")
 BATCHINGS = ("auto", "shuffle", "poisson", "without-replacement", "with-replacement")
 OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
-SMALLEST_SCATTERED = 16  # pixels: smaller images have hardly any windows of four
 CHUNK_TAKES = "takes 'auto' or a whole number of clients, 1 or more"
 
 # Keys that take a name from a table. They are checked before types, so that the error can say "did you mean".
@@ -447,7 +447,8 @@ def _resolve_data(config: Config) -> DataConfig:
     read = ("per_client", "classes_per_client", "groups_per_client", "alpha")
     _refuse_unread("data", data, keys, read, f"partition '{name}'")
     _refuse_unread("data", data, info.keys, ("min_images", "size"), f"dataset '{info.name}'")
-    if data.features != "raw" and (info.kind != "image" or min(info.shape[:2]) < SMALLEST_SCATTERED):
+    known = bool(info.shape)  # of a user's own file the shape is checked when it is read
+    if data.features != "raw" and known and (info.kind != "image" or min(info.shape[:2]) < SMALLEST_SCATTERED):
         takes = f"takes images of at least {SMALLEST_SCATTERED} pixels: use raw"
         raise ConfigError("data.features", data.features, takes)
     changes: dict[str, object] = {"partition": name}

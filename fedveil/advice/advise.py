@@ -128,8 +128,8 @@ def _impossible(search: Search, best: Found, midpoint: float) -> dict[str, Any] 
         f"nothing useful: {best.accuracy:.3f} is below {midpoint:.3f}; looking for the ε and the size that would do"
     )
     return {
-        "reason": f"the best setting learns to {best.accuracy:.3f}, below the midpoint {midpoint:.3f} of chance and the same "
-        "model without noise",
+        "reason": f"the best setting learns to {best.accuracy:.3f}, below the midpoint {midpoint:.3f} of chance and the "
+        "same model without noise",
         "accuracy": best.accuracy,
         "midpoint": midpoint,
         "from_epsilon": search.from_epsilon(best.candidate, midpoint),

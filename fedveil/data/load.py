@@ -9,6 +9,8 @@ from fedveil.data.dataset import Dataset, split_dataset
 from fedveil.data.info import LoadRequest
 from fedveil.data.registry import dataset_named
 
+SMALLEST_SCATTERED = 16  # pixels: smaller images have hardly any windows of four
+
 
 def load(
     name: str,
@@ -34,6 +36,11 @@ def load(
     dataset = split_dataset(info.load(request), split, public)
     if features == "raw":
         return dataset
+    if len(dataset.shape) != 3 or min(dataset.shape[:2]) < SMALLEST_SCATTERED:
+        takes = (
+            f"takes images of at least {SMALLEST_SCATTERED} pixels, and records have the shape {dataset.shape}: use raw"
+        )
+        raise ConfigError("data.features", features, takes)
     from fedveil.data.scatter import scattered
 
     return scattered(dataset)
