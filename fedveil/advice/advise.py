@@ -20,7 +20,7 @@ from fedveil.advice.search import Found, Search
 from fedveil.advice.standin import StandIn, stand_in
 from fedveil.advice.trial import Trial, seen_by, try_out
 from fedveil.core.errors import ConfigError
-from fedveil.recipes.kinds_sweep import chance
+from fedveil.simulation.learning import chance_of
 
 Say = Callable[[str], None]
 OPTIONS = 3  # the advice and two alternatives
@@ -39,6 +39,7 @@ class Option:
 
     def as_dict(self) -> dict[str, Any]:
         return {
+            "name": self.candidate.kind.name,
             "what": self.candidate.kind.says,
             "config": self.toml,
             "epsilon": [row.as_dict() for row in self.ledger],
@@ -113,7 +114,7 @@ def advise(progress: Say | None = None, **asked: Any) -> Advice:
         raise ConfigError("epsilon", wanted.epsilon, takes)
     best.sort(key=lambda one: -one.accuracy)
     ceiling = search.without_noise(best[0].candidate.kind)
-    guess = chance(public.dataset.held_out.y)
+    guess = chance_of(public.dataset.held_out.y)
     say(f"search: best {best[0].accuracy:.3f}, without noise {ceiling:.3f}, chance {guess:.3f}")
     impossible = _impossible(search, best[0], (guess + ceiling) / 2)
     options = () if impossible else tuple(_tried(best[:OPTIONS], wanted, public, say, begun))
@@ -145,7 +146,7 @@ def _tried(best: list[Found], asked: Question, public: StandIn, say: Say, begun:
     for place, found in enumerate(best):
         candidate = found.candidate
         say(
-            f"trying {place + 1} of {len(best)}: {candidate.kind.says}, {candidate.rounds} rounds, batch {candidate.batch}"
+            f"trying {place + 1} of {len(best)}: {candidate.kind.name}, {candidate.rounds} rounds, batch {candidate.batch}"
         )
         left = begun + asked.seconds - time.monotonic()
         end = time.monotonic() + left / (len(best) - place)

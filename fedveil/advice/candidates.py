@@ -39,16 +39,19 @@ class Kind:
     features: str  # raw or scatter
 
     @property
+    def name(self) -> str:
+        return f"{self.placement}, {self.features}"
+
+    @property
     def says(self) -> str:
-        model = (
-            "a linear model on scattering features" if self.features == "scatter" else "a linear model on the records"
-        )
+        """In words, for a reader who knows no key of the config."""
+        model = "scattering features" if self.features == "scatter" else "the records themselves"
         where = {
             "example": "noise on every single gradient",
-            "batch": "noise on every client's sum, full at each client",
-            "cohort": "noise that adds up over the clients",
+            "batch": "each client adds the full noise",
+            "cohort": "the noise adds up over the clients",
         }[self.placement]
-        return f"{model}, {where}"
+        return f"Fed-CDP, a linear model on {model}, {where}"
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,16 @@ class Candidate:
         return resolve(from_dict(self.tables(asked)))
 
     def toml(self, asked: Question) -> str:
-        return to_toml(self.config(asked))
+        """The config as a file, with what it was made for."""
+        sums = ", with secure aggregation" if asked.secure_aggregation else ""
+        head = [
+            f"# {self.kind.says}.",
+            f"# For {asked.clients} clients with {asked.records} records each{sums}.",
+            f"# Keeps ε <= {asked.epsilon:g} at delta = {asked.delta:g} for one {asked.unit} at the tap {asked.tap}.",
+        ]
+        if asked.data is None:
+            head.append("# Put your own .npz (arrays x and y) in data.file.")
+        return "\n".join(head) + "\n\n" + to_toml(self.config(asked))
 
     def plan(self, asked: Question) -> Plan:
         """The plan of this training on the user's data: all records distinct, dealt to the clients."""

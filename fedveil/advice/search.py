@@ -75,7 +75,7 @@ class Search:
         second = self._stage(kind, [size for size in sizes if size != middle], tops)
         found = sorted([*first, *second], key=lambda one: -one.accuracy)
         if found:
-            self.say(f"search: {kind.says}: {found[0].accuracy:.3f} in {self.tried} quick trainings so far")
+            self.say(f"search: {kind.name}: {found[0].accuracy:.3f} in {self.tried} quick trainings so far")
         return found
 
     def _stage(self, kind: Kind, sizes: list[tuple[int, int]], steps: list[tuple[float, float]]) -> Iterator[Found]:

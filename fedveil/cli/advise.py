@@ -12,9 +12,10 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.files import SHARED, write_text
 
 if TYPE_CHECKING:
+    from fedveil.accounting.ledger import Row
     from fedveil.advice.advise import Advice, Option
 
-SHOWN = ("client", "server", "release")
+COLUMNS = ("setting", "accuracy", "ε", "rebuilt", "guessed")
 
 
 def run_advise(asked: dict[str, Any], shape: str | None, out: str | None, json: bool) -> None:
@@ -57,54 +58,78 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
 def _print(found: Advice, out: str | None) -> None:
     asked = found.asked
     if found.impossible is not None:
-        least, clients = found.impossible["from_epsilon"], found.impossible["from_clients"]
-        print(
-            f"Nothing useful exists at ε = {asked.epsilon:g} with {asked.clients} clients: {found.impossible['reason']}."
-        )
-        print(f"From about ε = {least:.3g} on it does." if least else "No ε that was tried would do.")
-        print(f"Or from about {clients} clients on." if clients else "No number of clients that was tried would do.")
+        _print_impossible(found)
         return
-    print(f"For ε ≤ {asked.epsilon:g} at the tap {asked.tap}, δ = {asked.delta:g}, unit {asked.unit}:")
-    print(found.options[0].candidate.kind.says + ".\n")
-    rows = [_row(option) for option in found.options]
-    show.print_table("Advice and alternatives", ("setting", "accuracy", "ε", "noise", "rebuilt", "membership"), rows)
-    print(f"Accuracy on the stand-in: {found.stand_in.says}.")
+    print(f"Advice for ε ≤ {asked.epsilon:g} at the tap {asked.tap}, δ = {asked.delta:g}, unit {asked.unit}:")
+    print(f"{found.options[0].candidate.kind.says}.\n")
+    rows = [_row(option, asked.tap, asked.unit) for option in found.options]
+    show.print_table("Advice and alternatives", COLUMNS, rows)
+    print(
+        f"Accuracy, with the 95 % interval of {len(found.options[0].trial.accuracies)} trainings, is on the stand-in:"
+    )
+    print(f"{found.stand_in.says}.")
     print(f"Chance is {found.chance:.3f}; the same model without noise learns to {found.non_private:.3f}.")
-    print(f"Membership is the AUC of guessing by loss (0.5 is a coin). Tuning: {found.as_dict()['tuning']}.\n")
+    print("Rebuilt: the most that an attack on gradients got. Guessed: AUC of guessing membership (0.5 is a coin).")
+    print(f"Tuning: {found.as_dict()['tuning']}.\n")
+    _print_leak(found.options[0])
     _print_ledger(found.options[0])
     print(f"\n{found.config}")
-    file = out or "advice.toml"
     if out is None:
         print("Keep these lines as advice.toml (or use --out advice.toml). Then:")
-    print(found.next.replace("advice.toml", file))
+    print(found.next.replace("advice.toml", out or "advice.toml"))
 
 
-def _row(option: Option) -> tuple[object, ...]:
+def _print_impossible(found: Advice) -> None:
+    asked, why = found.asked, dict(found.impossible or {})
+    print(f"Nothing useful at ε = {asked.epsilon:g} with {asked.clients} clients: {why['reason']}.")
+    least, clients = why["from_epsilon"], why["from_clients"]
+    print(f"From about ε = {least:.3g} on there is." if least else "No ε that was tried would do.")
+    print(f"Or from about {clients} clients on." if clients else "No number of clients that was tried would do.")
+    print(f"Found by {why['how']}.")
+
+
+def _row(option: Option, tap: str, unit: str) -> tuple[object, ...]:
     trial, candidate = option.trial, option.candidate
     span = "" if trial.interval is None else f" [{trial.interval[0]:.3f}, {trial.interval[1]:.3f}]"
-    rebuilt = [f"{tap} {100 * entry['success']:.0f} %" for tap, entry in trial.leak.items() if _rate(tap, entry)]
+    rebuilt = [
+        entry["success"] for name, entry in trial.leak.items() if name != "release" and entry["success"] is not None
+    ]
     guessed = trial.leak.get("release", {}).get("success")
-    server = [row.epsilon for row in option.ledger if (row.tap, row.unit) == ("server", "example") and row.certified]
-    epsilon = min((value for value in server if value is not None), default=None)
-    membership = "" if guessed is None else f"{guessed:.3f}"
-    setting = f"{candidate.kind.says}, {candidate.rounds} rounds"
-    return setting, f"{trial.accuracy:.3f}{span}", epsilon, candidate.noise, ", ".join(rebuilt), membership
+    setting = f"{candidate.kind.name}, {candidate.rounds} rounds"
+    share = f"{100 * max(rebuilt):.0f} %" if rebuilt else ""
+    return setting, f"{trial.accuracy:.3f}{span}", _epsilon(option, tap, unit), share, guessed
 
 
-def _rate(tap: str, entry: dict[str, Any]) -> bool:
-    return tap != "release" and entry["success"] is not None
+def _epsilon(option: Option, tap: str, unit: str) -> float | None:
+    best = _best(option, tap, unit)
+    return None if best is None else best.epsilon
+
+
+def _best(option: Option, tap: str, unit: str) -> Row | None:
+    """The smallest certified ε: for presence or absence, else for replacement."""
+    here = [row for row in option.ledger if (row.tap, row.unit) == (tap, unit) and row.certified]
+    known = [row for row in here if row.epsilon is not None]
+    return min(known, key=lambda row: (row.adjacency == "replace", row.epsilon), default=None)
+
+
+def _print_leak(option: Option) -> None:
+    rows = []
+    for tap, entry in option.trial.leak.items():
+        span = entry["interval"]
+        between = "" if span is None else f" [{span[0]:.2f}, {span[1]:.2f}]"
+        value = "" if entry["success"] is None else f"{entry['success']:.2f}{between}"
+        rows.append((tap, value, entry["what"]))
+    show.print_table("What attacks on the advice got, on the stand-in", ("tap", "got", "what"), rows)
 
 
 def _print_ledger(option: Option) -> None:
     """The smallest certified ε of every tap and unit."""
     lines = []
-    for tap in SHOWN:
-        for unit in ("example", "image", "client"):
-            rows = [row for row in option.ledger if (row.tap, row.unit) == (tap, unit) and row.certified]
-            known = [row for row in rows if row.epsilon is not None]
-            if known:
-                best = min(known, key=lambda row: (row.adjacency == "replace", row.epsilon))
-                lines.append((tap, unit, best.epsilon, best.adjacency))
-    show.print_table(
-        "Privacy of the advice, if no record lies at two clients", ("tap", "unit", "ε", "adjacency"), lines
-    )
+    for tap in ("example", "client", "server", "release"):
+        for unit in ("example", "image"):
+            best = _best(option, tap, unit)
+            lines.append(
+                (tap, unit, None if best is None else best.epsilon, "none" if best is None else best.adjacency)
+            )
+    title = "Privacy of the advice; images count as records that lie at one client"
+    show.print_table(title, ("tap", "unit", "ε", "adjacency"), lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from fedveil.core.errors import ConfigError
 from fedveil.data import files, originals
 from fedveil.data.dataset import Dataset, split_dataset
 from fedveil.data.info import LoadRequest

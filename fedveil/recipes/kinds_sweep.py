@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from fedveil.attacks.base import ReconstructionAttack
 from fedveil.config import AttackConfig, Config, load
 from fedveil.core.errors import FedveilError
@@ -28,30 +26,18 @@ def sweep_cell(job: Job) -> dict[str, Any]:
     federation = prepare(config)
     done = train(federation)
     asked = dict(job.options.get("attack", {}))
-    labels = federation.dataset.held_out.y
     return {
         "accuracy": done.accuracy,
         "split": done.split,
         "loss": done.loss,
-        "chance": chance(labels),
-        "learned": learned(done.accuracy, labels),
+        "chance": done.chance,
+        "learned": done.learned,
         "rounds": done.rounds,
         "seconds": done.seconds,
         "stopped": done.stopped or None,
         "ledger": [row.as_dict() for row in done.ledger],
         "attacks": [attacked(federation, config, tap, asked) for tap in job.options.get("taps", ())],
     }
-
-
-def chance(labels: np.ndarray) -> float:
-    """The accuracy of always answering the most frequent class."""
-    return float(np.bincount(labels).max() / len(labels))
-
-
-def learned(accuracy: float, labels: np.ndarray) -> bool:
-    """Whether an accuracy is clearly above chance: beyond its 99 % bound for this number of records."""
-    guess = chance(labels)
-    return accuracy > guess + 2.33 * (guess * (1.0 - guess) / len(labels)) ** 0.5
 
 
 def attacked(federation: Federation, config: Config, tap: str, asked: Mapping[str, Any]) -> dict[str, Any]:
