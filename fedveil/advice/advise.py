@@ -18,7 +18,7 @@ from fedveil.advice.candidates import Candidate, kinds
 from fedveil.advice.question import Question, question
 from fedveil.advice.search import Found, Search
 from fedveil.advice.standin import StandIn, stand_in
-from fedveil.advice.trial import Trial, seen_by, try_out
+from fedveil.advice.trial import Trial, try_out
 from fedveil.core.errors import ConfigError
 from fedveil.simulation.learning import chance_of
 
@@ -107,7 +107,7 @@ def advise(progress: Say | None = None, **asked: Any) -> Advice:
     say("stand-in: reading public records")
     public = stand_in(wanted)
     say(f"stand-in: {public.says}")
-    search = Search(wanted, public.dataset, say, begun + SEARCHING * wanted.seconds)
+    search = Search(wanted, public.dataset, say, SEARCHING * wanted.seconds)
     best = [found[0] for kind in kinds(wanted) if (found := search.best_of(kind))]
     if not best:
         takes = f"no candidate is certified at tap {wanted.tap}, unit {wanted.unit}: ask for a later tap or a larger ε"
@@ -117,7 +117,7 @@ def advise(progress: Say | None = None, **asked: Any) -> Advice:
     guess = chance_of(public.dataset.held_out.y)
     say(f"search: best {best[0].accuracy:.3f}, without noise {ceiling:.3f}, chance {guess:.3f}")
     impossible = _impossible(search, best[0], (guess + ceiling) / 2)
-    options = () if impossible else tuple(_tried(best[:OPTIONS], wanted, public, say, begun))
+    options = () if impossible else tuple(_tried(best[:OPTIONS], search, begun))
     return Advice(wanted, public, guess, ceiling, options, impossible, search.tried, seconds=time.monotonic() - begun)
 
 
@@ -139,10 +139,10 @@ def _impossible(search: Search, best: Found, midpoint: float) -> dict[str, Any] 
     }
 
 
-def _tried(best: list[Found], asked: Question, public: StandIn, say: Say, begun: float) -> list[Option]:
+def _tried(best: list[Found], search: Search, begun: float) -> list[Option]:
     """Each choice trained and attacked by the engine, in equal shares of the time that is left; the best comes first."""
     made: list[Option] = []
-    datasets: dict[str, Any] = {}
+    asked, say = search.asked, search.say
     for place, found in enumerate(best):
         candidate = found.candidate
         say(
@@ -150,9 +150,6 @@ def _tried(best: list[Found], asked: Question, public: StandIn, say: Say, begun:
         )
         left = begun + asked.seconds - time.monotonic()
         end = time.monotonic() + left / (len(best) - place)
-        features = candidate.kind.features
-        if features not in datasets:
-            datasets[features] = seen_by(public.dataset, features)
-        trial = try_out(candidate, asked, datasets[features], say, end)
+        trial = try_out(candidate, asked, search.view(candidate.kind.features), say, end)
         made.append(Option(candidate, candidate.toml(asked), tuple(candidate.ledger(asked)), trial))
     return sorted(made, key=lambda option: -float(np.mean(option.trial.accuracies)))

@@ -24,7 +24,7 @@ from fedveil.data.scatter import ANGLES, STRIDE
 from fedveil.federation import Plan, batch_sampling, build_model, checked_defenses, make_setting, partition_of
 
 CLIPS = (0.1, 1.0)
-STEPS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # learning rate × clip
+STEPS = (0.1, 0.3, 1.0, 3.0, 10.0)  # learning rate × clip
 ROUNDS = (10, 20, 40, 80)
 MOMENTUM = 0.9
 WORK = 1e6  # values of records that a training may read per second of the whole budget

@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedveil.advice.candidates import CLIPS, STEPS, Candidate, Kind, lengths, shape_of
+from fedveil.advice.candidates import CLIPS, STEPS, Candidate, Kind, lengths
 from fedveil.advice.question import Question
 from fedveil.advice.quick import Recipe, Records, accuracy
 from fedveil.data.dataset import Dataset, Part
-from fedveil.data.scatter import features
+from fedveil.data.scatter import scattered
 
-MOST_RECORDS = 20_000  # of the stand-in that the search reads
+MOST_RECORDS, MOST_HELD = 20_000, 5_000  # of the stand-in that the search reads
+ALWAYS = len(CLIPS) * len(STEPS)  # trainings that are made however little time there is
 KEPT = 3  # settings of a kind that reach the second stage
 REACH = 14  # doublings of ε or of the clients that are tried before giving up
 
@@ -37,25 +38,34 @@ class Found:
 class Search:
     """Quick trainings on one stand-in."""
 
-    def __init__(self, asked: Question, dataset: Dataset, say: Say, end: float):
-        self.asked, self.dataset, self.say, self.end = asked, dataset, say, end
-        self.tried = 0
-        self._records: dict[str, Records] = {}
+    def __init__(self, asked: Question, dataset: Dataset, say: Say, seconds: float):
+        """`dataset`: the stand-in without features. `seconds`: for trainings, after which none but the first few begin."""
+        self.asked, self.say = asked, say
+        self._views, self._records = {"raw": dataset}, dict[str, Records]()
+        self._left, self.tried = seconds, 0
 
     @property
     def over(self) -> bool:
-        return time.monotonic() > self.end
+        return self._left <= 0 and self.tried >= ALWAYS
+
+    def view(self, features: str) -> Dataset:
+        """The stand-in with its features, computed once for the search and for the trial."""
+        if features not in self._views:
+            self.say("stand-in: computing scattering features (kept for the next time)")
+            self._views[features] = scattered(self._views["raw"])
+        return self._views[features]
 
     def records(self, kind: Kind) -> Records:
         """The stand-in as this kind of model sees it."""
         if kind.features not in self._records:
             rng = np.random.default_rng(0)
             parts = []
-            for part, most in ((self.dataset.train, MOST_RECORDS), (self.dataset.held_out, 5000)):
+            dataset = self.view(kind.features)
+            for part, most in ((dataset.train, MOST_RECORDS), (dataset.held_out, MOST_HELD)):
                 rows = rng.permutation(len(part))[:most]
-                parts.append(_seen(part.take(rows), kind, self.dataset.scale))
+                parts.append(_seen(part.take(rows), dataset.scale))
             (x, y), (x_held, y_held) = parts
-            self._records[kind.features] = Records(x, y, x_held, y_held, self.dataset.classes)
+            self._records[kind.features] = Records(x, y, x_held, y_held, dataset.classes)
         return self._records[kind.features]
 
     def score(self, candidate: Candidate, clients: int | None = None, seed: int = 0) -> float:
@@ -63,8 +73,11 @@ class Search:
         count = clients or self.asked.clients
         noise = candidate.noise_on_mean(count)
         recipe = Recipe(candidate.rounds, candidate.clip, candidate.lr, noise, float(count * candidate.batch))
+        records, begun = self.records(candidate.kind), time.monotonic()
         self.tried += 1
-        return accuracy(self.records(candidate.kind), recipe, self.asked.seed + seed)
+        found = accuracy(records, recipe, self.asked.seed + seed)
+        self._left -= time.monotonic() - begun
+        return found
 
     def best_of(self, kind: Kind) -> list[Found]:
         """The candidates of a kind that were tried, the best first; empty where the kind has no certificate."""
@@ -106,14 +119,19 @@ class Search:
 
         def reaches(epsilon: float) -> bool:
             made = best.calibrated(self.asked, epsilon)
-            return made is not None and self.score(made) >= goal
+            return made is not None and self._reaches(made, goal)
 
         return _least(reaches, self.asked.epsilon)
 
     def from_clients(self, best: Candidate, goal: float) -> int | None:
         """The least number of clients, to about a tenth, with which this candidate reaches an accuracy."""
-        found = _least(lambda clients: self.score(best, math.ceil(clients)) >= goal, float(self.asked.clients))
+        start = float(self.asked.clients)
+        found = _least(lambda clients: self._reaches(best, goal, math.ceil(clients)), start)
         return None if found is None else math.ceil(found)
+
+    def _reaches(self, candidate: Candidate, goal: float, clients: int | None = None) -> bool:
+        """Whether some learning rate reaches an accuracy: less noise bears a larger one."""
+        return any(self.score(replace(candidate, lr=step / candidate.clip), clients) >= goal for step in STEPS)
 
 
 def _least(reaches: Callable[[float], bool], start: float) -> float | None:
@@ -138,9 +156,7 @@ def _steps() -> Iterator[tuple[float, float]]:
             yield clip, step
 
 
-def _seen(part: Part, kind: Kind, scale: float) -> tuple[np.ndarray, np.ndarray]:
+def _seen(part: Part, scale: float) -> tuple[np.ndarray, np.ndarray]:
     """Records as rows of a linear model, and their labels."""
-    x = features(part.x, scale) if kind.features == "scatter" else part.x.astype(np.float32) * np.float32(scale)
-    rows = np.ascontiguousarray(x.reshape(len(x), -1), np.float32)
-    assert rows.shape[1] == int(np.prod(shape_of(kind.features, part.x.shape[1:])))
+    rows = part.x.reshape(len(part), -1).astype(np.float32) * np.float32(scale)
     return rows, part.y

@@ -16,7 +16,6 @@ from fedveil.config import Config, from_dict
 from fedveil.core.errors import FedveilError
 from fedveil.core.taps import CHAIN
 from fedveil.data.dataset import Dataset
-from fedveil.data.scatter import scattered
 from fedveil.federation import IN_MEMORY, Federation, prepare
 from fedveil.recipes.kinds_sweep import attacked
 from fedveil.recipes.table import interval
@@ -47,11 +46,6 @@ class Trial:
         if len(self.accuracies) < 2:
             return None
         return [float(end or 0.0) for end in interval(list(self.accuracies), True)]
-
-
-def seen_by(dataset: Dataset, features: str) -> Dataset:
-    """The stand-in with its features, computed once for all trainings."""
-    return scattered(dataset) if features == "scatter" else dataset
 
 
 def try_out(candidate: Candidate, asked: Question, dataset: Dataset, say: Say, end: float) -> Trial:
