@@ -43,7 +43,7 @@ unit: dev
 	flags="$$XLA_FLAGS $(QUICK)"; \
 	XLA_FLAGS="$$flags" $(BIN)/python -c "import jax; jax.devices()" 2>/dev/null || flags="$$XLA_FLAGS"; \
 	XLA_FLAGS="$$flags" $(PYTEST) -m "not slow and not codegen"
-	$(PYTEST) -m "codegen and not slow"
+	$(PYTEST) -m "codegen and not slow" $$(grep -rlF mark.codegen tests --include='test_*.py')
 
 # Linter and type checker run beside the tests: the type checker uses one core only.
 test: dev
