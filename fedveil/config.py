@@ -35,6 +35,7 @@ from fedveil.data.dataset import SPLITS
 from fedveil.data.load import SMALLEST_SCATTERED
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.registry import DATASETS
+from fedveil.defenses import presets
 from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import make_all, resolved
 from fedveil.defenses.none import NoDefense
@@ -228,10 +229,14 @@ class AttackConfig(Section):
 
 
 class Config(Section):
-    """All sections. `defense` holds the defences themselves: they are made once, when a document is checked."""
+    """All sections. `defense` holds the defences themselves: they are made once, when a document is checked.
+
+    `preset` names what private defences use for the keys that nobody set.
+    """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
+    preset: str = "paper"
     data: DataConfig = Field(default_factory=lambda: DataConfig())
     model: ModelConfig = Field(default_factory=lambda: ModelConfig())
     train: TrainConfig = Field(default_factory=lambda: TrainConfig())
@@ -269,7 +274,7 @@ Defenses = Defense | Mapping[str, Any] | Sequence[Defense | Mapping[str, Any]]
 def from_settings(settings: Settings = None, defense: Defenses | None = None) -> Config:
     """The config that a caller's settings describe; `defense` replaces theirs."""
     if isinstance(settings, Config):
-        return settings if defense is None else settings.model_copy(update={"defense": make_all(defense)})
+        return settings if defense is None else _with_defense(settings, defense)
     if isinstance(settings, str | Path):
         document = read(settings)
     elif isinstance(settings, list | tuple):
@@ -277,6 +282,23 @@ def from_settings(settings: Settings = None, defense: Defenses | None = None) ->
     else:
         document = dict(settings or {})
     return from_dict(document if defense is None else {**document, "defense": defense})
+
+
+def of_run(path: str | Path) -> dict[str, Any]:
+    """The document of a run's `config.toml`. Runs from before presets have the papers' settings."""
+    return {"preset": "paper", **read(path)}
+
+
+def _with_defense(config: Config, defense: Defenses) -> Config:
+    """A config with another defence. The preset fills what a table leaves out; an object has all its keys."""
+    preset = "paper" if _has_object(defense) else config.preset
+    made = make_all(presets.filled(preset, defense, DATASETS[config.data.name].kind))
+    return config.model_copy(update={"defense": made, "preset": preset})
+
+
+def _has_object(defense: object) -> bool:
+    parts = defense if isinstance(defense, list | tuple) else [defense]
+    return any(isinstance(one, Defense) for one in parts)
 
 
 def load(path: str | Path | None = None, settings: list[str] | None = None) -> Config:
@@ -311,6 +333,9 @@ def _apply(document: dict[str, Any], setting: str) -> None:
     """Puts one `section.key=value` into the document."""
     key, equals, text = setting.partition("=")
     parts = key.strip().split(".")
+    if equals and parts == ["preset"]:
+        document["preset"] = _value(text)
+        return
     if not equals or len(parts) < 2 or not all(parts):
         raise ConfigError("-s", setting, "takes section.key=value, for example -s train.rounds=20")
     if parts[0] == "defense":
@@ -356,7 +381,9 @@ def _value(text: str) -> Any:
 def from_dict(document: dict[str, Any]) -> Config:
     """A checked config from plain data. `defense` may also be a defence object, or a list of them."""
     defenses = document.get("defense")
-    document = json.loads(json.dumps({k: v for k, v in document.items() if k != "defense"}, default=str))
+    preset = presets.check(document.get("preset", "paper" if _has_object(defenses) else presets.DEFAULT))
+    rest = {key: value for key, value in document.items() if key not in ("defense", "preset")}
+    document = json.loads(json.dumps(rest, default=str))
     _check_sections(document)
     for key, known in NAMES.items():
         section, name = key.split(".")
@@ -368,7 +395,11 @@ def from_dict(document: dict[str, Any]) -> Config:
     except ValidationError as error:
         raise _one_line(error) from None
     _check_values(config)
-    return config if defenses is None else config.model_copy(update={"defense": make_all(defenses)})
+    config = config.model_copy(update={"preset": preset})
+    if defenses is None:
+        return config
+    made = make_all(presets.filled(preset, defenses, DATASETS[config.data.name].kind))
+    return config.model_copy(update={"defense": made})
 
 
 def _check_values(config: Config) -> None:
@@ -387,7 +418,7 @@ def _check_values(config: Config) -> None:
 def _check_sections(document: dict[str, Any]) -> None:
     for name, section in document.items():
         if name not in SECTIONS:
-            raise ConfigError(name, section, "unknown section; " + did_you_mean(name, (*SECTIONS, "defense")))
+            raise ConfigError(name, section, "unknown section; " + did_you_mean(name, (*SECTIONS, "defense", "preset")))
         if not isinstance(section, dict):
             raise ConfigError(name, section, f"is a section: write [{name}] with keys below it, or {name}.key")
 
@@ -475,8 +506,31 @@ def _resolve_model(config: Config) -> ModelConfig:
     return model.model_copy(update=changes)
 
 
+def _with_preset(config: Config) -> TrainConfig:
+    """`[train]` with what the preset has for the keys that nobody set."""
+    train, kind = config.train, DATASETS[config.data.name].kind
+    found = presets.training(config.preset, config.defense, kind)
+    if found is None:
+        return train
+    unset = {key: value for key, value in found.train.items() if key not in train.model_fields_set}
+    unset |= {key: value for key, value in found.train.items() if getattr(train, key) is None}
+    if train.local_epochs is not None or any(defense.fixed_local_steps for defense in config.defense):
+        unset.pop("local_steps", None)
+    if train.per_round is None:
+        unset["per_round"] = found.per_round(config.data.clients)
+    return train.model_copy(update=unset)
+
+
+def fitting(asked: Config, config: Config, largest: int) -> Config:
+    """A resolved config whose batch, if only the preset set it, is at most as large as the largest client."""
+    batch = config.train.batch
+    if asked.train.batch is not None or asked.preset == "paper" or batch is None or batch <= largest:
+        return config
+    return config.model_copy(update={"train": config.train.model_copy(update={"batch": largest})})
+
+
 def _resolve_train(config: Config) -> TrainConfig:
-    train, info = config.train, DATASETS[config.data.name]
+    train, info = _with_preset(config), DATASETS[config.data.name]
     defenses = config.defense
     private = any(defense.private for defense in defenses)
     sampling = train.sampling if train.sampling != "auto" else ("poisson" if private else "fixed")
@@ -532,7 +586,7 @@ def _refuse_unread(section: str, given: Section, read: tuple[str, ...], keys: tu
 
 def to_toml(config: Config) -> str:
     """The config as TOML that `load` reads back equal. Unset keys are left out, and an `[attack]` that sets nothing."""
-    document = config.model_dump(include={*SECTIONS}, exclude_none=True)
+    document = config.model_dump(include={"preset", *SECTIONS}, exclude_none=True)
     if config.attack == AttackConfig():
         del document["attack"]
     return tomli_w.dumps(document | {"defense": [resolved(defense) for defense in config.defense]})

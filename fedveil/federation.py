@@ -17,7 +17,7 @@ import numpy as np
 
 from fedveil.accounting import calibrate
 from fedveil.accounting.transcript import Transcript, planned
-from fedveil.config import Config, Defenses, Settings, from_settings, resolve
+from fedveil.config import Config, Defenses, Settings, fitting, from_settings, resolve
 from fedveil.core.errors import ConfigError
 from fedveil.core.keys import Draws
 from fedveil.core.setting import Setting
@@ -64,7 +64,7 @@ def plan(config: Config) -> Plan:
     if config.data.sizes is not None:
         return _plan_of_sizes(config)
     dataset = load_data(config, 0.0) if config.data.name == "file" and config.data.file is not None else None
-    config = resolve(own_clients(config, dataset))
+    asked, config = config, resolve(own_clients(config, dataset))
     data = config.data
     info = DATASETS[data.name]
     examples = info.train_size(data.split)
@@ -76,6 +76,7 @@ def plan(config: Config) -> Plan:
         dataset = load_data(config, 0.0)
         shape, classes, labels = dataset.shape, dataset.classes, dataset.train.y
     partition = partition_of(config, labels, classes, None if dataset is None else dataset.train.client)
+    config = fitting(asked, config, int(partition.length.max()))
     return _planned(config, partition, shape, classes, len(labels))
 
 
@@ -94,7 +95,7 @@ def _plan_of_sizes(config: Config) -> Plan:
         key, value = ("data.shape", data.shape) if not shape else ("data.classes", data.classes)
         raise ConfigError(key, value, "is needed beside data.sizes where data.name names no dataset of known shape")
     known = data.model_copy(update={"clients": len(sizes), "partition": "own"})
-    config = resolve(config.model_copy(update={"data": known}))
+    config = fitting(config, resolve(config.model_copy(update={"data": known})), max(sizes))
     owners = np.repeat(np.arange(len(sizes)), sizes)
     partition = partition_of(config, owners % classes, classes, owners)
     return _planned(config, partition, shape, classes, len(owners))
@@ -297,6 +298,7 @@ def prepare(
         raise ConfigError("data.sizes", config.data.sizes, "is for accounts: leave it out to train on data")
     if dataset is None and config.data.name == "file" and config.data.file is not None:
         dataset = load_data(config, max(defense.public_share("file") for defense in config.defense))
+    asked = config
     config = resolve(own_clients(config, dataset) if partition is None else config, trainable=trainable)
     data = config.data
     share = max(defense.public_share(data.name) for defense in config.defense)
@@ -306,6 +308,7 @@ def prepare(
         dataset = _with_public(dataset, share)
     if partition is None:
         partition = partition_of(config, dataset.train.y, dataset.classes, dataset.train.client)
+    config = fitting(asked, config, int(partition.length.max()))
     batches = batch_sampling(config, partition)
     task = _task(config, dataset, partition, batches, model)
     draws = draws or Draws.of(config.train.noise_seed)

@@ -19,7 +19,7 @@ from fedveil.accounting.accounts import CERTIFYING
 from fedveil.accounting.calibrate import Found
 from fedveil.accounting.ledger import Row
 from fedveil.accounting.transcript import Transcript
-from fedveil.config import Defenses, Settings, from_settings, load
+from fedveil.config import Defenses, Settings, from_dict, from_settings, of_run
 from fedveil.core.errors import ConfigError, RunError, unknown_name
 from fedveil.core.system import Rows
 from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, UNITS
@@ -182,7 +182,7 @@ def _shown(run: RunFolder) -> int:
 
 def _older(run: RunFolder, rounds: int | None) -> Transcript:
     """The plan of a simulated run, for the rounds that its files show. For other runs the config is not enough."""
-    config = load(run.config)
+    config = from_dict(of_run(run.config))
     why = ""
     if (run.path / "deploy.json").exists():
         why = "it was deployed, and its nodes, lost answers and repeated rounds are in no transcript"

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from fedveil.accounting import ledger, transcript
-from fedveil.config import SECTIONS, Config, Defenses, Settings, from_dict, read, resolve, to_toml
+from fedveil.config import SECTIONS, Config, Defenses, Settings, from_dict, of_run, resolve, to_toml
 from fedveil.core.errors import ConfigError, Interrupted, RunError, show
 from fedveil.core.files import write_atomic, write_text
 from fedveil.federation import Arrays, Federation, federation
@@ -155,7 +155,7 @@ def reopen(
 
 def _own_config(run: RunFolder, defense: Defenses | None) -> Config:
     """The config of a run. A caller's own defence objects must be those it was begun with."""
-    document = read(run.config)
+    document = of_run(run.config)
     own = from_dict(document if defense is None else {**document, "defense": defense})
     run.check_config()
     if defense is not None and document.get("defense") != own.model_dump()["defense"]:
@@ -165,7 +165,7 @@ def _own_config(run: RunFolder, defense: Defenses | None) -> Config:
 
 def _check_same(given: Config, own: Config) -> None:
     """A run continues as it began: with other settings half way, its config.toml would be untrue."""
-    if given == own:
+    if given.model_copy(update={"preset": own.preset}) == own:  # all keys have values: the preset does not matter
         return
     told, was = given.model_dump(), own.model_dump()
     for section in SECTIONS:

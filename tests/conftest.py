@@ -58,6 +58,16 @@ def one_secret() -> Iterator[Callable[[], bytes]]:
         yield real
 
 
+@pytest.fixture(scope="session", autouse=True)
+def papers_settings() -> Iterator[None]:
+    """Tests mean the papers' settings where they set nothing else: tests of presets name theirs."""
+    from fedveil.defenses import presets
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(presets, "DEFAULT", "paper")
+        yield
+
+
 @pytest.fixture
 def true_secrets(one_secret: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """Secrets from the operating system, as outside of tests."""

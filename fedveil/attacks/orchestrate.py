@@ -33,7 +33,18 @@ from fedveil.attacks.limit import SECONDS, Limit, limited
 from fedveil.attacks.registry import checked
 from fedveil.attacks.study import Study
 from fedveil.compilation import check_jax_cache
-from fedveil.config import AttackConfig, Config, Settings, for_attack, from_dict, from_settings, load, resolve, to_toml
+from fedveil.config import (
+    AttackConfig,
+    Config,
+    Settings,
+    for_attack,
+    from_dict,
+    from_settings,
+    of_run,
+    read,
+    resolve,
+    to_toml,
+)
 from fedveil.core.errors import ConfigError, RunError
 from fedveil.core.files import SHARED, write_atomic, write_text
 from fedveil.core.keys import Draws
@@ -172,7 +183,7 @@ def _config_of_run(run: Path, settings: Settings) -> Config:
         if not item.strip().startswith("attack."):
             raise ConfigError("-s", item, "a run has its own config: only attack.key=value can be set")
     folder = RunFolder.open(run)
-    config = load(folder.config, given)
+    config = from_dict({"preset": "paper", **read(folder.config, given)})
     folder.check_config()
     if not isinstance(settings, Mapping):
         return config
@@ -213,8 +224,13 @@ def _checked_files(
 def _check_same(out: Path, config: Config) -> None:
     """Several attacks may be stored in one folder if they are on the same federation."""
     own = RunFolder(out).config
-    if own.exists() and load(own) != config.model_copy(update={"attack": AttackConfig()}):
+    if own.exists() and not _alike(from_dict(of_run(own)), config):
         raise ConfigError("out", str(out), "holds attacks on another config, or a run: give another folder")
+
+
+def _alike(own: Config, config: Config) -> bool:
+    """Whether two resolved configs are the same federation: all keys have values, so the preset does not matter."""
+    return own == config.model_copy(update={"attack": AttackConfig(), "preset": own.preset})
 
 
 def _draws(config: Config, files: _Files) -> Draws:

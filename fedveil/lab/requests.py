@@ -132,6 +132,7 @@ class LeakRequest(LabRequest):
         """The config of an attack on the first round of one client, which holds the pictures of `file`."""
         model = {"name": self.model, **({"init": "uniform-0.5"} if self.model.startswith("lenet") else {})}
         made: Document = {
+            "preset": "paper",
             "data": {"name": "file", "file": file, "partition": "iid", "clients": 1},
             "model": model,
             "train": {
@@ -186,6 +187,7 @@ class TradeRequest(LabRequest):
 
     def document(self) -> Document:
         made: Document = {
+            "preset": "paper",  # the page shows every key that it sets
             "data": {"name": self.dataset, "clients": self.clients},
             "train": {
                 "rounds": self.rounds,

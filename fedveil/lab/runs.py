@@ -196,7 +196,7 @@ def fingerprint(document: dict[str, Any]) -> str | None:
         config = resolve(from_dict(document))
     except (FedveilError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):  # nobody checked it
         return None
-    decisive = config.model_dump(exclude={"speed": True, "attack": True, "train": {"eval_every"}})
+    decisive = config.model_dump(exclude={"preset": True, "speed": True, "attack": True, "train": {"eval_every"}})
     return json.dumps(decisive, sort_keys=True, default=str)
 
 

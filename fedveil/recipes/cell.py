@@ -48,6 +48,11 @@ class Job:
     settings: tuple[str, ...]
     options: Mapping[str, Any]
 
+    def __post_init__(self) -> None:
+        """Recipes reproduce papers, so what a setting leaves out is the papers'."""
+        if not any(setting.startswith("preset=") for setting in self.settings):
+            object.__setattr__(self, "settings", (*self.settings, "preset=paper"))
+
     @property
     def digest(self) -> str:
         """The key of the result in the cache. Recipes with the same job share its result."""

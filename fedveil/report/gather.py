@@ -15,7 +15,7 @@ from fedveil.accounting.ledger import Row
 from fedveil.accounting.published import CLAIMED
 from fedveil.accounting.transcript import FILE
 from fedveil.attacks.results import Stored, read_all
-from fedveil.config import Config, load
+from fedveil.config import Config, from_dict, of_run
 from fedveil.core.errors import ConfigError, FedveilError, RunError
 from fedveil.core.taps import ACCOUNTED_TAPS
 from fedveil.report.tables import finite
@@ -130,7 +130,7 @@ def _read(path: Path) -> Run:
     if not own.is_file():
         what = "is no folder" if not path.is_dir() else "holds no run (no config.toml)"
         raise ConfigError("RUN", str(path), f"{what}: give the folder that 'fedveil train' wrote")
-    config, toml = load(own), own.read_text(encoding="utf-8")
+    config, toml = from_dict(of_run(own)), own.read_text(encoding="utf-8")
     problems: list[str] = []
     damage: list[str] = []
     info = _info(path, problems, damage)

@@ -537,9 +537,19 @@ def _padded(a: np.ndarray, missing: int) -> np.ndarray:
     return np.pad(a, [(0, missing)] + [(0, 0)] * (a.ndim - 1))
 
 
-def _blocks(part: Part, size: int = 2000) -> list[Batch]:
+def block_size(shape: tuple[int, ...]) -> int:
+    """Examples that are evaluated at once: on a CPU so many that their activations stay in its cache.
+
+    10,000 images of 28×28 take the CNN 0.6 s of processor time in blocks of 50, 2.2 s in blocks of 2,000 (two cores).
+    """
+    if jax.default_backend() != "cpu":
+        return 2000
+    return min(2000, max(50, 50_000 // math.prod(shape)))
+
+
+def _blocks(part: Part) -> list[Batch]:
     """Examples in equal blocks, the last one padded."""
-    size = min(size, len(part.y))
+    size = min(block_size(part.x.shape[1:]), len(part.y))
     missing = -len(part.y) % size
     mask = np.pad(np.ones(len(part.y), bool), (0, missing))
     x, y = _padded(part.x, missing), _padded(part.y, missing)

@@ -7,6 +7,7 @@ from typing import Any
 Document = dict[str, Any]
 
 SMALL: Document = {
+    "preset": "paper",
     "data": {"name": "digits", "partition": "shards", "clients": 8, "per_client": 20, "classes_per_client": 2},
     "model": {"name": "mlp", "hidden": [8]},
     "train": {"rounds": 3, "per_round": 4, "local_steps": 2, "batch": 4, "lr": 0.1, "seed": 7},
@@ -21,7 +22,7 @@ LENET = {"model": {"name": "lenet-dlg", "channels": 4}}
 
 def case(*defenses: Document, **changes: Any) -> Document:
     """The small federation with defences. `changes` are whole sections, or `section.key`."""
-    made = {section: dict(keys) for section, keys in SMALL.items()}
+    made = {section: dict(keys) if isinstance(keys, dict) else keys for section, keys in SMALL.items()}
     for key, value in changes.items():
         section, _, name = key.partition(".")
         if name:

@@ -1,0 +1,89 @@
+"""Presets: what a private defence uses for the keys that a config leaves out, by defence and kind of dataset.
+
+`fedveil`, the default, holds settings that learn at a small ε: flat clips, noise on sums of many records, one local step
+where the noise is per step, momentum at the server. They were tuned on digits and Fashion-MNIST (docs/defaults.md). `paper`
+holds the papers' settings: the defaults of the defence's own keys, and the dataset's usual training.
+
+A preset only fills keys that nobody set. A defence that is given as an object has all its keys, so nothing is filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from fedveil.core.errors import unknown_name
+
+PRESETS = {
+    "fedveil": "settings that learn at a small ε, tuned on digits and Fashion-MNIST",
+    "paper": "the papers' settings, which the recipes use",
+}
+DEFAULT = "fedveil"
+KINDS = ("image", "table")  # kinds of datasets: images, and rows of attributes
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a preset sets: keys of the defence, keys of `[train]`, and how many clients take part in a round."""
+
+    defense: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+    most: int = 50  # clients in a round: half of all, and no more than this
+    share: float = 0.5
+
+    def per_round(self, clients: int) -> int:
+        return max(1, min(self.most, int(clients * self.share)))
+
+
+STEPS = {"local_steps": 1, "batch": 20, "rounds": 60, "lr": 0.1, "server_momentum": 0.9}
+TABLE = {**STEPS, "rounds": 30}
+CDP = {"placement": "batch", "clip": 1.0, "clip_scope": "flat", "noise": 1.0}
+
+TUNED: dict[str, dict[str, Values]] = {
+    "fed-cdp": {"image": Values(CDP, STEPS), "table": Values(CDP, TABLE)},
+}
+
+
+def check(name: object) -> str:
+    """The name of a preset."""
+    if not isinstance(name, str) or name not in PRESETS:
+        raise unknown_name("preset", name, PRESETS)
+    return name
+
+
+def values(preset: str, defense: str, kind: str) -> Values | None:
+    """What a preset has for a defence and a kind of dataset; None where it has nothing."""
+    return TUNED.get(defense, {}).get("image" if kind == "image" else "table") if preset == "fedveil" else None
+
+
+def filled(preset: str, defenses: object, kind: str) -> object:
+    """Tables of defences with the keys that the preset has and the user did not set."""
+    if isinstance(defenses, Mapping):
+        found = values(preset, str(defenses.get("name")), kind)
+        return {**found.defense, **defenses} if found else defenses
+    if isinstance(defenses, list | tuple):
+        return [filled(preset, one, kind) for one in defenses]
+    return defenses
+
+
+def training(preset: str, defenses: Sequence[Any], kind: str) -> Values | None:
+    """What the preset has for the training: the values of the first defence that it knows."""
+    found = (values(preset, defense.name, kind) for defense in defenses)
+    return next((one for one in found if one is not None), None)
+
+
+def described(defense: type[Any]) -> dict[str, dict[str, Any]]:
+    """Preset → kind of dataset → every key that it sets for a defence, with its value; empty where there is no noise."""
+    tuned = TUNED.get(defense.name, {})
+    if not tuned:
+        return {}
+    keys = dict.fromkeys(key for one in tuned.values() for key in one.defense)
+    own = {one.name: one.default for one in fields(defense) if one.name in keys}
+    paper = {**own, "train": "the dataset's"}
+    mine = {
+        kind: {**one.defense, **{f"train.{key}": value for key, value in one.train.items()}}
+        | {"train.per_round": f"{one.share:g} of the clients, at most {one.most}"}
+        for kind, one in tuned.items()
+    }
+    return {"fedveil": mine, "paper": dict.fromkeys(KINDS, paper)}
