@@ -31,6 +31,7 @@ from fedveil.data.dataset import SPLITS
 from fedveil.data.info import DatasetInfo
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.registry import DATASETS
+from fedveil.defenses import presets
 from fedveil.defenses.catalog import DEFENSES
 from fedveil.models.catalog import MODELS
 
@@ -90,7 +91,29 @@ def config_page() -> str:
         "",
         *table(("name", "keys"), ((f"`{kind.name}`", code(keys(kind)) or "none") for kind in DEFENSES.values())),
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_presets()])
+
+
+def _presets() -> list[str]:
+    """What each preset sets for a private defence."""
+    names = [f"`{name}` ({what})" for name, what in presets.PRESETS.items()]
+    lines = [
+        "## `preset`",
+        "",
+        f"A key outside of all sections (`-s preset=paper`): what a private defence uses for keys that nobody set. "
+        f"{' or '.join(names)}; by default `{presets.DEFAULT}`. Under `paper`, keys of `[train]` are the dataset's usual ones. "
+        "A round takes at least one client, and a batch at most as many records as the largest client holds.",
+        "",
+    ]
+    rows = []
+    for name in presets.TUNED:
+        found = presets.described(DEFENSES[name])
+        for kind, ours in found["fedveil"].items():
+            paper = found["paper"][kind]
+            for key, value in ours.items():
+                was = f"`{paper[key]}`" if key in paper else "the dataset's"
+                rows.append((f"`{name}`", kind, f"`{key}`", str(value) if " " in str(value) else f"`{value}`", was))
+    return [*lines, *table(("defence", "data", "key", "`fedveil`", "`paper`"), rows)]
 
 
 def _attacks() -> list[str]:

@@ -28,6 +28,7 @@ def run_list(kind: str | None, json: bool) -> None:
     elif kind in TABLES:
         module, table = TABLES[kind]
         entries = [_entry(name, info) for name, info in getattr(import_module(module), table).items()]
+        entries = [_with_presets(entry) for entry in entries] if kind == "defenses" else entries
     else:
         raise unknown_name("list", kind, TABLES)
     if json:
@@ -35,6 +36,14 @@ def run_list(kind: str | None, json: bool) -> None:
     else:
         rows = [(e["name"], e["summary"], e["keys"]) for e in entries]
         show.print_table(kind or "kinds", ("name", "summary", "keys"), rows)
+
+
+def _with_presets(entry: dict[str, object]) -> dict[str, object]:
+    """A defence with the values of its keys under each preset."""
+    from fedveil.defenses.catalog import DEFENSES
+    from fedveil.defenses.presets import described
+
+    return {**entry, "presets": described(DEFENSES[str(entry["name"])])}
 
 
 def _entry(name: str, info: Any) -> dict[str, object]:

@@ -36,8 +36,8 @@ class Values:
         return max(1, min(self.most, int(clients * self.share)))
 
 
-STEPS = {"local_steps": 1, "batch": 20, "rounds": 60, "lr": 0.1, "server_momentum": 0.9}
-TABLE = {**STEPS, "rounds": 30}
+STEPS = {"local_steps": 1, "batch": 20, "rounds": 100, "lr": 0.2, "server_momentum": 0.9}
+TABLE = {**STEPS, "rounds": 40, "lr": 0.5}
 CDP = {"placement": "batch", "clip": 1.0, "clip_scope": "flat", "noise": 1.0}
 
 TUNED: dict[str, dict[str, Values]] = {

@@ -151,4 +151,6 @@ def test_each_kind_of_job_has_the_sections_that_it_reads():
 
 def test_cells_are_measured_with_draws_by_their_seed():
     jobs = Cell("row", "column", "train", seeds=2).jobs()
-    assert [job.settings for job in jobs] == [(f"train.seed={n}", f"train.noise_seed={n}") for n in range(2)]
+    assert [job.settings for job in jobs] == [
+        (f"train.seed={n}", f"train.noise_seed={n}", "preset=paper") for n in range(2)
+    ]
