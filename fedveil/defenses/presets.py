@@ -38,7 +38,7 @@ class Values:
 
 STEPS = {"local_steps": 1, "batch": 20, "rounds": 100, "lr": 0.2, "server_momentum": 0.9}
 TABLE = {**STEPS, "rounds": 40, "lr": 0.5}
-CDP = {"placement": "batch", "clip": 1.0, "clip_scope": "flat", "noise": 0.7}
+CDP = {"placement": "batch", "clip": 1.0, "clip_scope": "flat", "noise": 0.8}
 
 TUNED: dict[str, dict[str, Values]] = {
     "fed-cdp": {"image": Values(CDP, STEPS), "table": Values(CDP, TABLE)},
