@@ -101,7 +101,7 @@ def _presets() -> list[str]:
         "## `preset`",
         "",
         f"A key outside of all sections (`-s preset=paper`): what a private defence uses for keys that nobody set. "
-        f"{' or '.join(names)}; by default `{presets.DEFAULT}`. Under `paper`, keys of `[train]` are the "
+        f"{' or '.join(names)}; by default `fedveil`. Under `paper`, keys of `[train]` are the "
         "dataset's usual ones. "
         "A round takes at least one client, and a batch at most as many records as the largest client holds.",
         "",
