@@ -58,3 +58,4 @@ class StageContext:
     divisor: jax.Array | float = 1.0  # what the sum at this stage is divided by afterwards
     open: bool = False  # whether the tap `example` is open: every example then needs separate noise
     client: jax.Array | int | None = None  # the client whose stage it is; None at the server's stages
+    medians: Any = None  # of the client's gradient norms at the round's model, by layer, where a defence asks for them

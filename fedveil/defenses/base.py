@@ -96,6 +96,7 @@ class Defense:
     averages_models: ClassVar[bool] = False  # filters whole models: `auto` aggregation is then fedavg
     stateful: ClassVar[bool] = False  # keeps a state of each client from round to round, see `initial_client_state`
     reads_losses: ClassVar[bool] = False  # `select` looks at the losses that clients reported last
+    measures_clients: bool = False  # reads `StageContext.medians`, measured on a client's data in every round
 
     held: ClassVar[Any] = None  # what `prepare` found; no key of the config
 

@@ -15,7 +15,8 @@ the size of a batch. `clip_end` makes it Fed-CDP(decay): the bound falls over th
 Sensitivity: one example changes the clipped sum by at most √M·C (layerwise, M layers) or C (flat).
 
 `clip_mode`: `fixed`; `lr` (the bound follows the learning rate, which is public); `median` (the median norm of the batch,
-at most C). The median is computed from private data without noise, so no certificate covers it.
+at most C); `client-median` (the median norm over the client's own examples at the round's model, at most C: Section IV-C).
+Medians are computed from private data without noise, so no certificate covers them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from fedveil.core.errors import ConfigError
 from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect, StageContext
@@ -48,7 +50,7 @@ class FedCDP(Scheduled):
     noise: Annotated[float, Field(ge=0)] = 6.0  # σ
     placement: Literal["example", "batch", "cohort"] = "example"
     clip_scope: Literal["layerwise", "flat"] = "layerwise"
-    clip_mode: Literal["fixed", "median", "lr"] = "fixed"
+    clip_mode: Literal["fixed", "median", "client-median", "lr"] = "fixed"
     clip_end: Positive | None = None
     schedule: Shape = "linear"
     noise_end: Positive | None = None
@@ -66,8 +68,16 @@ class FedCDP(Scheduled):
     def noised_stages(self) -> tuple[str, ...]:
         return ("example",)
 
+    @property
+    def _by_median(self) -> bool:
+        return self.clip_mode in ("median", "client-median")
+
+    @property
+    def measures_clients(self) -> bool:  # type: ignore[override]
+        return self.clip_mode == "client-median"
+
     def effect(self, stage: str) -> Effect:
-        return Effect.READS_DATA if self.clip_mode == "median" else Effect.MECHANISM
+        return Effect.READS_DATA if self._by_median else Effect.MECHANISM
 
     # --- its mechanisms
 
@@ -81,16 +91,14 @@ class FedCDP(Scheduled):
         return self._with_spread(setting, spread[self.placement])
 
     def _with_spread(self, setting: Setting, spread: float) -> Mechanism:
-        clip = Clip(
-            self.bound(setting), self.clip_scope, follows_lr=self.clip_mode == "lr", median=self.clip_mode == "median"
-        )
+        clip = Clip(self.bound(setting), self.clip_scope, follows_lr=self.clip_mode == "lr", median=self._by_median)
         return Mechanism(clip, self.multiplier(setting), spread=spread)
 
     def mechanisms(self, setting: Setting) -> list[Placed]:
         if not self.noise:
             return []
         reason = ""
-        if self.clip_mode == "median":
+        if self._by_median:
             reason = "the clip bound is the median of private norms, computed without noise"
         # With several local steps, or another optimiser than SGD, updates are no sums of noised gradients any more.
         linear = setting.local_steps == 1 and setting.optimizer == "sgd"
@@ -144,7 +152,10 @@ class FedCDP(Scheduled):
 
     def _clipped(self, each: Tree, mask: jax.Array, at: StageContext) -> tuple[dict[str, Any], Tree]:
         clip = self.on_example(at.setting).clip
-        bounds = clip.bounds(each, mask, at)
+        if self.measures_clients and at.medians is None:
+            takes = "needs the client's whole data in every round, which only training in simulation has"
+            raise ConfigError("defense.clip_mode", self.clip_mode, takes)
+        bounds = clip.bounds(each, mask, at if self.measures_clients else replace(at, medians=None))
         return bounds, clip.examples(each, bounds)
 
     def _by_slot(self, clipped: Tree, whole: Tree, bounds: dict[str, Any], width: int, at: StageContext) -> Tree:
@@ -174,7 +185,7 @@ class FedCDP(Scheduled):
     # --- the fused way: one backward pass, one draw of the same distribution on the sum
 
     def example_bound(self, at: StageContext) -> Any:
-        if self.clip_scope == "flat" or self.clip_mode == "median":
+        if self.clip_scope == "flat" or self._by_median:
             return None
         return self.on_sum(at.setting).clip.at(at)
 
@@ -203,6 +214,9 @@ class FedCDP(Scheduled):
         return [sampled, replace(sampled, unit="client", reason=keeps, rule="joint")]
 
     def refuses_deployment(self) -> Refusal | None:
+        if self.measures_clients:
+            takes = "needs every gradient of the client's data in every round: use 'fixed' on real machines"
+            return Refusal("clip_mode", self.clip_mode, takes)
         if self.placement != "cohort":
             return None
         takes = (

@@ -73,6 +73,9 @@ def _arrays_of(round_: Any) -> ModuleType:
     return jnp
 
 
+WHOLE = "*"  # among medians by layer: that of the whole gradient's norm
+
+
 @dataclass(frozen=True)
 class Clip:
     """What bounds one contribution: its L2 norm, as a whole (`flat`) or for each layer, its L1 norm, or each value."""
@@ -81,7 +84,7 @@ class Clip:
     scope: Literal["flat", "layerwise"] = "flat"
     norm: Literal["l2", "l1", "value"] = "l2"
     follows_lr: bool = False  # the bound falls with the learning rate, which is public
-    median: bool = False  # the bound is the median norm of the batch where that is smaller: read from private data
+    median: bool = False  # the bound is a median of private norms where that is smaller: of the batch, or `at.medians`
 
     def at(self, at: Point) -> Scalar:
         """The bound in this round; with `follows_lr`, scaled as the learning rate is."""
@@ -108,7 +111,7 @@ class Clip:
         return (clip.clip_l1 if self.norm == "l1" else clip.clamp)(value, self.at(at))
 
     def bounds(self, each: Tree, mask: jax.Array, at: StageContext) -> dict[str, Scalar]:
-        """The bound of each layer: the same for all, or the batch's median norm where that is smaller."""
+        """The bound of each layer: the same for all, or the median norm of batch or client where that is smaller."""
         bound = self.at(at)
         if not self.median:
             return dict.fromkeys(each, bound)
@@ -116,6 +119,9 @@ class Clip:
 
         from fedveil.mechanisms import clip
 
+        if at.medians is not None:
+            of = {name: at.medians[WHOLE if self.scope == "flat" else name] for name in each}
+            return {name: jnp.where(m > 0, jnp.minimum(m, bound), bound) for name, m in of.items()}
         norms = clip.layer_norms(each)
         if self.scope == "flat":
             norms = dict.fromkeys(norms, jnp.sqrt(jnp.stack([jnp.square(n) for n in norms.values()]).sum(axis=0)))

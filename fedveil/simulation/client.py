@@ -23,6 +23,7 @@ from fedveil.core import keys
 from fedveil.core.setting import Setting
 from fedveil.core.stage import StageContext
 from fedveil.defenses.base import Defense, filters
+from fedveil.mechanisms.mechanism import WHOLE
 from fedveil.models.layers import Array, Context, Params
 from fedveil.models.net import Model, Net
 from fedveil.simulation.inputs import Batch, ClientInputs, ClientResult, RoundContext, RoundInputs
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from fedveil.kernels import Hooks
 
 Tree = Any
+MEASURED_AT_ONCE = 32  # examples of a client whose gradient norms are computed at once
 
 OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "sgd": optax.identity,
@@ -106,15 +108,44 @@ CLOSED = OpenTaps(frozenset())
 # --- the whole round of a client
 
 
-def client_context(inputs: RoundInputs, client: Any, occurrence: Any = 0) -> RoundContext:
+def client_context(inputs: RoundInputs, client: Any, occurrence: Any = 0, medians: Tree = None) -> RoundContext:
     """The round as this client sees it."""
     key = keys.client_key(inputs.key, client, occurrence)
-    return RoundContext(key, keys.shared_key(inputs.key), inputs.number, inputs.lr, client)
+    return RoundContext(key, keys.shared_key(inputs.key), inputs.number, inputs.lr, client, medians)
+
+
+def measures_clients(task: Task) -> bool:
+    """Whether a defence asks for the medians of each client's gradient norms."""
+    return any(defense.measures_clients for defense in task.defenses)
+
+
+def medians_of(task: Task, inputs: RoundInputs, rows: Any, present: Any) -> Tree:
+    """The median norm of each layer's gradient over the examples that a client holds, at the round's model.
+
+    fed-cdp, Section IV-C: median over i in N_i of ∇w_i(t). Computed in blocks, so that no gradients are kept. None where no
+    defence asks for it.
+    """
+    if not measures_clients(task):
+        return None
+    from fedveil.mechanisms import clip
+
+    def norms(one: tuple[Array, Array]) -> Tree:
+        row, there = one
+        batch = _scaled(task, Batch(inputs.x[row][None], inputs.y[row][None], there[None]))
+        each, _ = _example_gradients(task, inputs.params, batch, None)
+        return {name: norm[0] for name, norm in clip.layer_norms(each).items()}
+
+    held = (jnp.asarray(rows), jnp.asarray(present))
+    found = jax.lax.map(norms, held, batch_size=MEASURED_AT_ONCE)  # type: ignore[no-untyped-call]
+    usable = lambda n: jnp.where(jnp.asarray(present) & jnp.isfinite(n), n, jnp.nan)  # noqa: E731
+    whole = jnp.sqrt(sum(jnp.square(n) for n in found.values()))
+    return {name: jnp.nanmedian(usable(n)) for name, n in {**found, WHOLE: whole}.items()}
 
 
 def client_round(task: Task, inputs: RoundInputs, own: ClientInputs) -> ClientResult:
     """All of one client's round, from the server's model to its message."""
-    context = client_context(inputs, own.client, own.occurrence)
+    medians = medians_of(task, inputs, own.rows, own.present)
+    context = client_context(inputs, own.client, own.occurrence, medians)
     return local_round(task, inputs, begin(task, inputs.params, context), own, context)
 
 
@@ -419,4 +450,5 @@ def _has_dropout(model: Model) -> bool:
 
 def stage_context(task: Task, context: RoundContext, key: Array, divisor: Array | float = 1.0) -> StageContext:
     """The point of the run at which a stage of this client is called."""
-    return StageContext(task.setting, key, context.shared, context.round, context.lr, divisor, client=context.client)
+    point = (task.setting, key, context.shared, context.round, context.lr, divisor)
+    return StageContext(*point, client=context.client, medians=context.medians)

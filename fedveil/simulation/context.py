@@ -72,7 +72,7 @@ class FederationContext:
             cohort = Cohort.only(ids)
             drawn = draw.draw_batches(self.sampling, partition, self.draws, after, cohort, widths)
             own = ClientInputs(ids, cohort.occurrence, drawn, np.ones(chunk, task.dtype), cohort.late)
-            found.append(together(inputs, own, *_local_rows(measured, ids)))
+            found.append(together(inputs, own, *measured_rows(measured, ids)))
         return jax.tree.map(lambda *parts: jnp.concatenate(parts)[: partition.clients], *found)
 
     def _task_on(self, partition: Partition) -> Task:
@@ -103,7 +103,7 @@ class FederationContext:
         return local.params
 
 
-def _local_rows(partition: Partition, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def measured_rows(partition: Partition, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the dataset that each client measures [clients, width], and which of them are not padding."""
     width = min(MOST, partition.max_length)
     rows, present = np.zeros((len(ids), width), np.int32), np.zeros((len(ids), width), bool)

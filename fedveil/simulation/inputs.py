@@ -45,6 +45,8 @@ class ClientInputs:
     weight: Any = 1.0  # of its message; 0 for padding
     late: Any = False  # whether the message arrives one round late
     state: Tree = field(default_factory=dict)  # what stateful defences keep of this client
+    rows: Any = None  # [width] rows of the dataset that it holds, where a defence measures its data
+    present: Any = None  # [width] False for padding of `rows`
 
 
 @jax.tree_util.register_dataclass
@@ -57,6 +59,7 @@ class RoundContext:
     round: Any
     lr: Any
     client: Any = None  # its id, where a stage may depend on it
+    medians: Any = None  # see `core.stage.StageContext`
 
 
 @jax.tree_util.register_dataclass

@@ -35,7 +35,8 @@ def observed(
     Other steps are scanned over. Steps after the last one that a tap needs are left out.
     """
     batches: Any = own.batches
-    context = client_part.client_context(inputs, own.client, own.occurrence)
+    medians = client_part.medians_of(task, inputs, own.rows, own.present)
+    context = client_part.client_context(inputs, own.client, own.occurrence, medians)
     found: dict[str, Tree] = {tap: {} for tap in taps & {"example", "batch"}}
     outer = OpenTaps(taps & {"broadcast", "client", "server"})
     received = client_part.begin(task, inputs.params, context, outer)

@@ -33,6 +33,7 @@ from fedveil.models.net import Model, Net
 from fedveil.simulation import client as client_part
 from fedveil.simulation import microbatches, sampling, server
 from fedveil.simulation.client import Task
+from fedveil.simulation.context import measured_rows
 from fedveil.simulation.inputs import Batch, ClientInputs, ClientResult, RoundInputs
 from fedveil.simulation.microbatches import Microbatches, Workload
 from fedveil.simulation.observation import Observer, padded_batches
@@ -348,7 +349,11 @@ class Simulator:
     def client_inputs(self, cohort: Cohort, batches: Batches | Microbatches) -> ClientInputs:
         """The clients of a cohort with their batches, a leading axis over them."""
         weight = self.weights[cohort.clients].astype(self.task.dtype)
-        return ClientInputs(cohort.clients, cohort.occurrence, batches, weight, cohort.late)
+        made = ClientInputs(cohort.clients, cohort.occurrence, batches, weight, cohort.late)
+        if not client_part.measures_clients(self.task):
+            return made
+        rows, present = measured_rows(self.partition, cohort.clients)
+        return replace(made, rows=rows, present=present)
 
     def batches(self, cohort: Cohort, number: int) -> Batches | Microbatches:
         """The clients' batches: in micro-batches where that costs less and they fit, else whole."""
@@ -396,7 +401,7 @@ class Simulator:
 
     def _reference_client(self, inputs: RoundInputs, c: int, occurrence: int, state: Tree) -> ClientResult:
         """One client's round, one step after another, each batch exactly as large as it is."""
-        context = client_part.client_context(inputs, c, occurrence)
+        context = client_part.client_context(inputs, c, occurrence, self._medians(inputs, c))
         rows, number = self.partition.client(c), inputs.number
         received = self._begin(inputs.params, context)
         local = client_part.start(self.task, received, state)
@@ -408,6 +413,12 @@ class Simulator:
             local = self._step(local, Batch(self.x[taken], self.y[taken], mask), index, context)
         message, state = self._end(inputs.params, received, local, context)
         return ClientResult(message, float(local.loss) / max(1, len(drawn)), state)  # type: ignore[arg-type]
+
+    def _medians(self, inputs: RoundInputs, c: int) -> Tree:
+        if not client_part.measures_clients(self.task):
+            return None
+        rows, present = measured_rows(self.partition, np.array([c]))
+        return client_part.medians_of(self.task, inputs, rows[0], present[0])
 
     # --- observing
 

@@ -197,6 +197,45 @@ def test_clip_modes():
     assert not any(r.certifiable for r in FedCDP(clip_mode="median").events(SETTING))
 
 
+def seen_norms(defense, scope="layerwise"):
+    """Norms [examples] of what one client of 24 examples shows of all of them, for each clip group, before noise."""
+    config = {
+        "data": {"partition": "iid", "clients": 4, "per_client": 24},
+        "model": {"name": "mlp", "hidden": [8]},
+        "train": {"per_round": 2, "local_steps": 2, "batch": 24, "batching": "shuffle", "noise_seed": 0},
+        "defense": [defense],
+        "speed": {"precision": "float64"},
+    }
+    simulator = fedveil.federation(config).simulator
+    shown = simulator.observe(simulator.start(), 0, 3, frozenset({"example"}))["example"][0]
+    squares = {
+        name: sum(np.square(a).reshape(len(a), -1).sum(axis=1) for a in layer.values()) for name, layer in shown.items()
+    }
+    return {"*": np.sqrt(sum(squares.values()))} if scope == "flat" else {n: np.sqrt(s) for n, s in squares.items()}
+
+
+@pytest.mark.parametrize("scope", ["layerwise", "flat"])
+def test_a_client_median_is_that_of_all_its_examples(scope):
+    plain = seen_norms({"name": "none"}, scope)
+    medians = {name: np.median(norms) for name, norms in plain.items()}
+    keys = {"name": "fed-cdp", "clip_mode": "client-median", "clip_scope": scope, "noise": 0.0}
+    for most in (1e6, min(medians.values()) / 2):  # the median, and the bound C where that is smaller
+        for name, norms in seen_norms({**keys, "clip": most}, scope).items():
+            np.testing.assert_allclose(norms, np.minimum(plain[name], min(medians[name], most)), rtol=1e-6)
+
+
+def test_a_client_median_in_both_engines_and_without_the_clients_data():
+    keys = {"name": "fed-cdp", "clip_mode": "client-median", "placement": "batch", "noise": 0.5}
+    fixed = {"noise_seed": 0}
+    runs = [trained(keys, train=fixed, **speed) for speed in ({}, {"engine": "reference"}, {"chunk": 2})]
+    assert distance(runs[0], runs[1]) < 1e-9 and distance(runs[0], runs[2]) < 1e-9
+    assert distance(runs[0], trained({**keys, "clip_mode": "median"}, train=fixed)) > 1e-6
+    defense = FedCDP(clip_mode="client-median")
+    with pytest.raises(ConfigError, match="needs the client's whole data"):
+        at_stage(defense.example, gradients(4), np.ones(4, bool), point=at())
+    assert defense.refuses_deployment().key == "clip_mode"
+
+
 # --- the whole round
 
 

@@ -400,6 +400,7 @@ def test_placements_leave_open_what_they_leave_open():
     ("defenses", "tap", "unit", "word"),
     [
         ([FedCDP(clip_mode="median")], "client", "example", "median of private norms"),
+        ([FedCDP(clip_mode="client-median")], "client", "example", "median of private norms"),
         ([FedCDP(), Prune(stage="example")], "client", "example", "after"),
         ([FedSDP(), DGC()], "release", "client", "dgc enlarges"),
         ([FedSDP(), DSSGD(law="gaussian", scale=1.0)], "release", "client", "dssgd enlarges"),
