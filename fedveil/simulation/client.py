@@ -136,10 +136,11 @@ def medians_of(task: Task, inputs: RoundInputs, rows: Any, present: Any) -> Tree
         return {name: norm[0] for name, norm in clip.layer_norms(each).items()}
 
     held = (jnp.asarray(rows), jnp.asarray(present))
-    found = jax.lax.map(norms, held, batch_size=MEASURED_AT_ONCE)  # type: ignore[no-untyped-call]
-    usable = lambda n: jnp.where(jnp.asarray(present) & jnp.isfinite(n), n, jnp.nan)  # noqa: E731
-    whole = jnp.sqrt(sum(jnp.square(n) for n in found.values()))
-    return {name: jnp.nanmedian(usable(n)) for name, n in {**found, WHOLE: whole}.items()}
+    found = jax.lax.map(norms, held, batch_size=MEASURED_AT_ONCE)
+    missing = ~held[1]
+    usable = {name: jnp.where(missing | ~jnp.isfinite(n), jnp.nan, n) for name, n in found.items()}
+    usable[WHOLE] = jnp.sqrt(sum(jnp.square(n) for n in usable.values()))
+    return {name: jnp.nanmedian(n) for name, n in usable.items()}
 
 
 def client_round(task: Task, inputs: RoundInputs, own: ClientInputs) -> ClientResult:
