@@ -220,7 +220,7 @@ class FedCDP(Scheduled):
         if self.placement != "cohort":
             return None
         takes = (
-            "is noise for a sum that nobody sees in parts, and a node that drops out takes its share of it away "
+            "is noise for a sum: it takes secure aggregation, and a node that drops out takes its share of the noise away "
             "(docs/secure-aggregation.md): use 'example' or 'batch'"
         )
         return Refusal("placement", "cohort", takes)

@@ -26,6 +26,7 @@ from fedveil.deploy.secagg import identity
 SMALL = 1 << 20  # bytes of a reply without an update
 OBJECT = 64  # bytes that count for each object, so that a reply cannot consist of countless empty ones
 TRIES = 3  # attempts to read a reply
+SOONEST, LATEST = 0.1, 0.5  # seconds between two questions for a reply: at first, and at most
 SERVER_DOWNTIME = 60.0  # seconds for which an unreachable server is retried
 
 
@@ -79,7 +80,7 @@ class FlowerTransport:
         for node, make in messages.items():
             with contextlib.suppress(Exception):  # not sent in time: counts as no reply
                 (waiting[node],) = _retry(partial(self._push, make), until)
-        failed = Counter[int]()
+        failed, pause = Counter[int](), SOONEST
         while waiting and time.monotonic() < until:
             # One message at a time: what one node sends cannot keep the replies of others from being read. A reply
             # counts for the node that was asked, whatever sender it states.
@@ -93,7 +94,8 @@ class FlowerTransport:
                     if failed[node] >= TRIES:
                         waiting.pop(node, None)
             if waiting:
-                time.sleep(0.5)
+                time.sleep(pause)
+                pause = min(1.5 * pause, LATEST)  # most replies come soon, and every question costs the server's time
         return replies
 
     def _pull(self, number: str, largest: int) -> list[Message]:
