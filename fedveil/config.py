@@ -192,7 +192,7 @@ class AttackConfig(Section):
         None, description="iterations after which attacks are scored as well, as if they had ended there"
     )
     seconds: float | None = Field(
-        None, ge=0, description="time limit of a reconstruction in seconds (60; 0 or inf: none); recipes have none"
+        None, ge=0, description="time limit of the attack in seconds (60; 0 or inf: none); recipes have none"
     )
 
     @model_validator(mode="before")

@@ -18,6 +18,7 @@ from fedveil.accounting.accountants import ACCOUNTANTS
 from fedveil.accounting.accounts import CERTIFYING
 from fedveil.accounting.calibrate import Found
 from fedveil.accounting.ledger import Row
+from fedveil.accounting.published import CLAIMED
 from fedveil.accounting.transcript import Transcript
 from fedveil.config import Defenses, Settings, from_dict, from_settings, of_run
 from fedveil.core.errors import ConfigError, RunError, unknown_name
@@ -48,9 +49,36 @@ class Ledger(Rows[Row]):
         """The JSON document of `fedveil ledger`: a list of rows."""
         return [self._document(made, row) for made, rows in self.parts for row in rows]
 
+    def best(self) -> Ledger:
+        """One row per tap and unit: see `best_row`."""
+        return Ledger([(made, best_rows(rows)) for made, rows in self.parts], self.curves)
+
     def _document(self, made: Transcript, row: Row) -> dict[str, object]:
         curve = ledger.curve(made, row) if self.curves and row.certified else None
         return {**row.as_dict(), **(curve.as_dict() if curve is not None else {})}
+
+
+def best_rows(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The row that says most of each tap and unit, of one account."""
+    found = (best_row(rows, tap, unit) for tap in ACCOUNTED_TAPS for unit in UNITS)
+    return tuple(row for row in found if row is not None)
+
+
+def best_row(rows: Sequence[Row], tap: str, unit: str) -> Row | None:
+    """The smallest certified ε of a tap and unit; without one the smallest ε, else the reason why there is none.
+
+    The adjacency `replace` counts only where no other has an ε, and a paper's claim only where nothing else is asked for.
+    """
+    here = [row for row in rows if (row.tap, row.unit) == (tap, unit)]
+    own = [row for row in here if row.rule not in CLAIMED] or here
+    plain = [row for row in own if row.adjacency != "replace"]
+    return smallest(plain) or smallest(own) or (own[0] if own else None)
+
+
+def smallest(rows: Sequence[Row]) -> Row | None:
+    """The row of the smallest certified ε over all accountants; else of the smallest ε."""
+    known = [(not row.certified, row.epsilon, index) for index, row in enumerate(rows) if row.epsilon is not None]
+    return rows[min(known)[2]] if known else None
 
 
 def account(

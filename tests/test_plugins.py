@@ -89,7 +89,7 @@ def test_what_is_no_plugin_is_refused() -> None:
 
 COMMANDS = {
     "train": ["train", "plugged.toml", "--out", "run", "--json"],
-    "ledger": ["ledger", "run", "--accountant", "doubled", "--json"],
+    "ledger": ["ledger", "run", "--accountant", "doubled", "--json", "--all"],
     "report": ["report", "run", "--json"],
     "list": ["list", "defenses", "--json"],
     "calibrate": ["calibrate", "plugged.toml", "--epsilon", "3", "--unit", "client", "--json"],

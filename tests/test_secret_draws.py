@@ -175,7 +175,10 @@ def test_the_secret_is_in_one_file_that_its_owner_alone_reads(run, tmp_path, fed
     attacked = fedveil_cli(
         "attack", "--run", run, "-s", "attack.images=1", "-s", "attack.iterations=2", "--json", cwd=tmp_path
     )
-    shown = [fedveil_cli(*command, cwd=tmp_path) for command in (["ledger", run, "--json"], ["report", run, "--json"])]
+    shown = [
+        fedveil_cli(*command, cwd=tmp_path)
+        for command in (["ledger", run, "--json", "--all"], ["report", run, "--json"])
+    ]
     assert all(answer.code == 0 for answer in (attacked, *shown)), attacked.err
     told = [part.encode() for answer in (attacked, *shown) for part in (answer.out, answer.err)]
     files = [p.read_bytes() for p in run.rglob("*") if p.is_file() and p != file]

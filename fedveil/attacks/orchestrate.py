@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedveil.accounting import transcript
-from fedveil.attacks import games, results, study
+from fedveil.attacks import games, results, study, verdict
 from fedveil.attacks.base import (
     Attack,
     Execution,
@@ -324,8 +324,21 @@ def _draw(done: Study, folder: Path, precision: str, limit: Limit) -> list[str]:
 
 def _infer(target: Target, chosen: InferenceAttack, files: _Files, progress: Progress) -> AttackResult:
     """An inference attack trains what it attacks: of a run, the same federation again, because its draws are keyed."""
-    done = games.play(target, chosen, progress)
-    document = _described(done.document, target.config, run=None if files.run is None else str(files.run))
+    limit = _limit(target.config.attack)
+    if isinstance(progress, LiveProgress):
+        progress.limit(limit.deadline)
+    done = games.play(replace(target, limit=limit), chosen, progress)
+    told = {
+        **done.document,
+        "stopped": "time limit" if done.cut else "done",
+        "not_finished": {what: {"made": made, "planned": planned} for what, (made, planned) in done.cut.items()},
+        "limit": limit.seconds,
+    }
+    document = _described(
+        {**told, "verdict": verdict.of_inference(told)},
+        target.config,
+        run=None if files.run is None else str(files.run),
+    )
     if files.folder is not None:
         shown = results.unscored(done.pictures, done.captions)
         document["stored"] = _store(files.folder, resolve(target.config), target.draws, document, shown, done.curves)

@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -16,6 +16,9 @@ from fedveil.cli import deploy
 from fedveil.cli.options import FileArgument, JsonOption, SetOption
 from fedveil.compilation import use_cache
 from fedveil.core.errors import ConfigError, FedveilError, Interrupted, did_you_mean, printable, show
+
+if TYPE_CHECKING:
+    from fedveil.runs import RunFolder
 
 HELP = "Federated learning under differential privacy: train it, attack it, account for it."
 app = typer.Typer(name="fedveil", help=HELP, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -68,6 +71,7 @@ def train(
             raise ConfigError("--resume", resume or None, "takes the run's own config: leave out FILE and -s")
         run = RunFolder.open(Path(resume or out or newest_unfinished()))
         ready = reopen(run)
+        _say_where(run, ready.rounds)
     else:
         ready = federation(load(file, settings))
         names = "+".join(d.name for d in ready.config.defense)
@@ -83,6 +87,17 @@ def train(
         show.print_json(result.as_dict())
     else:
         show.print_training(ready, result)
+
+
+def _say_where(run: RunFolder, rounds: int) -> None:
+    """Says on stderr where a run resumes, or that nothing is left of it."""
+    from fedveil.cli import show
+
+    done = run.checkpoint_round()
+    if run.read_info().get("status") == "done" and done >= rounds:
+        show.note(f"{run.path} is finished: nothing is trained, its {rounds} rounds are shown again")
+    else:
+        show.note(f"{run.path} resumes after round {done} of {rounds}")
 
 
 @app.command("demo")
@@ -106,12 +121,13 @@ def ledger(
     delta: DeltaOption = None,
     accountant: Annotated[str | None, Option("--accountant", help="Only this one: paper, pld or rdp.")] = None,
     curves: Annotated[bool, Option("--curves", help="Also μ-GDP and trade-off curves of certified rows.")] = False,
+    every: Annotated[bool, Option("--all", help="All rows, reasons, claims and assumptions.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show the privacy account: ε per tap and unit, certified or as published, with what it assumes."""
+    """Show the privacy account: one row per tap and unit, the best certified ε or the reason why there is none."""
     from fedveil.cli.ledger import run_ledger
 
-    run_ledger(file, settings or [], rounds, delta, accountant, json, curves)
+    run_ledger(file, settings or [], rounds, delta, accountant, json, curves, every)
 
 
 @app.command("calibrate")

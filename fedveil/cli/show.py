@@ -46,6 +46,11 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     Console().print(table)
 
 
+def print_text(text: str) -> None:
+    """Prints a paragraph, broken at the width of the terminal."""
+    Console().print(text, markup=False, highlight=False)
+
+
 def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"

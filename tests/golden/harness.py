@@ -95,8 +95,7 @@ def ledger(config: Document) -> list[Document]:
 
 def attack(config: Document) -> dict[str, Any]:
     """The numbers of an attack: of a reconstruction for each victim, of an inference attack those of its document."""
-    unlimited = {} if _infers(from_dict(_seeded(config))) else {"seconds": 0}
-    done = run_attack(from_dict(_seeded({**config, "attack": {**config["attack"], **unlimited}})))
+    done = run_attack(from_dict(_seeded({**config, "attack": {**config["attack"], "seconds": 0}})))
     if done.outcome is not None:
         return dict(_flat(done.outcome.document))
     assert done.study is not None

@@ -131,12 +131,12 @@ def test_a_budget_stops_before_it_is_exceeded_killed_and_resumed_or_not(fedveil_
         assert process.poll() is None
     process.send_signal(signal.SIGKILL)
     process.wait()
-    killed = json.loads(fedveil_cli("ledger", run, "--json", "--accountant", "pld", cwd=tmp_path).out)
+    killed = json.loads(fedveil_cli("ledger", run, "--json", "--all", "--accountant", "pld", cwd=tmp_path).out)
     with np.load(run / "checkpoint.npz") as stored:  # run.json still says 0
         assert killed[0]["rounds"] >= int(stored["#round"]) >= 1
     resumed = json.loads(fedveil_cli("train", "--resume", run, "--json", cwd=tmp_path).out)
     assert resumed["rounds"] == 15 and resumed["stopped"] == whole["stopped"]
-    account = json.loads(fedveil_cli("ledger", run, "--json", "--accountant", "pld", cwd=tmp_path).out)
+    account = json.loads(fedveil_cli("ledger", run, "--json", "--all", "--accountant", "pld", cwd=tmp_path).out)
     assert {r["rounds"] for r in account} == {15}
     again = json.loads(fedveil_cli("train", "--resume", run, "--json", cwd=tmp_path).out)
     assert again["rounds"] == 15
@@ -196,7 +196,7 @@ def test_the_table_never_shows_epsilon_without_delta(fedveil_cli, tmp_path):
     answer = fedveil_cli("ledger", *given, cwd=tmp_path)
     assert answer.code == 0 and "δ = 1e-05" in answer.out and "as published, not certified" in answer.out
     assert "certified rows assume" in answer.err and "Poisson coins" in answer.err
-    rows = json.loads(fedveil_cli("ledger", *given, "--json", cwd=tmp_path).out)
+    rows = json.loads(fedveil_cli("ledger", *given, "--json", "--all", cwd=tmp_path).out)
     fields = {"tap", "unit", "accountant", "rule", "certified", "adjacency", "epsilon", "delta", "reason"}
     assert all(fields | {"assumptions", "rounds"} == set(row) for row in rows)
     assert all(row["delta"] is not None or row["epsilon"] is None for row in rows)

@@ -272,7 +272,7 @@ def test_a_model_of_forty_layers_is_accounted_as_such(tmp_path: Path, fedveil_cl
 
 def _agree(run: Path, rows: list[ledger.Row], cli: Any) -> None:
     """`fedveil ledger RUN` and the run's own account are the same to the digit."""
-    told = json.loads(cli("ledger", str(run), "--accountant", "pld", "--json", cwd=run.parent).out)
+    told = json.loads(cli("ledger", str(run), "--accountant", "pld", "--json", "--all", cwd=run.parent).out)
     own = [r.as_dict() for r in rows if r.accountant == "pld" and r.rule in ("participation", "amplified", "none")]
     told = [r for r in told if r["rule"] in ("participation", "amplified", "none")]
     assert told == own and own

@@ -219,7 +219,9 @@ def test_table_vi_by_the_command(name, steps, fedveil_cli, tmp_path):
     cells = TABLE[name, steps]
     settings = ["data.name=mnist", "data.clients=1000", f"train.local_steps={steps}", f"defense.name={name}"]
     given = [part for item in settings for part in ("-s", item)]
-    answer = fedveil_cli("ledger", *given, "--rounds", ",".join(str(c[0]) for c in cells), "--json", cwd=tmp_path)
+    answer = fedveil_cli(
+        "ledger", *given, "--rounds", ",".join(str(c[0]) for c in cells), "--json", "--all", cwd=tmp_path
+    )
     rows = json.loads(answer.out)
     unit = "example" if name == "fed-cdp" else "client"
     for rounds, paper, tight in cells:

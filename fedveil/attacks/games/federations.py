@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fedveil.attacks.base import Progress, silent
+from fedveil.attacks.limit import NO_LIMIT, Limit
 from fedveil.config import Config
 from fedveil.core.errors import ConfigError
 from fedveil.core.keys import Draws
@@ -24,6 +25,7 @@ class Target:
     draws: Draws
     dataset: Dataset | None = None
     model: Model | None = None
+    limit: Limit = NO_LIMIT
 
     @cached_property
     def first(self) -> Federation:
@@ -43,9 +45,11 @@ class Target:
         return prepare(config, dataset=self.dataset, model=self.model, draws=draws)
 
     def all(self) -> Iterator[Federation]:
-        """All federations that are attacked, one after another."""
+        """All federations that are attacked, one after another, as long as the time limit allows; the first in any case."""
         yield self.first
         for number in range(1, self.seeds):
+            if self.limit.over:
+                return
             yield self.federation(number)
 
 
@@ -60,17 +64,35 @@ def observed_rounds(target: Target) -> int:
     return asked
 
 
-def states(federation: Federation, rounds: int, progress: Progress = silent) -> Iterator[tuple[int, ServerState]]:
+def states(
+    federation: Federation, rounds: int, progress: Progress = silent, limit: Limit = NO_LIMIT
+) -> Iterator[tuple[int, ServerState]]:
     """The state before each round and, last, after all of them: (0, …), (1, …), …, (rounds, …).
+
+    When the limit is over, the last one is that after the rounds made so far, at least one.
 
     A state is valid only until the next one is requested, because its buffers are reused.
     """
     state = federation.simulator.start()
     for number in range(rounds):
+        if number and limit.over:
+            rounds = number
+            break
         yield number, state
         state, _ = federation.simulator.round(state, number)
         progress(number + 1, rounds)
     yield rounds, state
+
+
+def final_state(
+    federation: Federation, rounds: int, progress: Progress = silent, limit: Limit = NO_LIMIT
+) -> tuple[int, ServerState]:
+    """The last of `states`: after all rounds, or as many as the limit allowed."""
+    reached = states(federation, rounds, progress, limit)
+    last = next(reached)
+    for last in reached:  # noqa: B007  (the last one is kept)
+        pass
+    return last
 
 
 def part(progress: Progress, index: int, count: int) -> Progress:

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedveil.attacks.base import Progress, silent
-from fedveil.attacks.games.federations import Target, part, states
+from fedveil.attacks.games.federations import Target, final_state, part
 from fedveil.attacks.games.inversion_score import Truth, noise_pictures, score_classes, summary, truth_of
 from fedveil.attacks.games.observe import check_clients, observe
-from fedveil.attacks.games.outcome import Outcome, head
+from fedveil.attacks.games.outcome import Outcome, cut, head
 from fedveil.attacks.inference.base import InversionAttack
 from fedveil.attacks.inference.inversion import is_logistic, stretched
 from fedveil.attacks.observation import InversionObservation, ModelObservation
@@ -55,11 +55,14 @@ def play(target: Target, attack: InversionAttack, progress: Progress = silent) -
         "federations": len(cases),
         "seconds": time.monotonic() - started,
     }
+    asked = target.config.attack.round
+    planned = target.first.rounds if asked is None else asked
+    left = cut(rounds=(first.seen[0].rounds[-1], planned), federations=(len(cases), target.seeds))
     if len(first.seen[0].shape) != 3:
-        return Outcome(document)
+        return Outcome(document, cut=left)
     shown = wanted_classes(first, attack)
     rows = (first.truth.means(shown), np.stack([stretched(x) for x in found[0]]))
-    return Outcome(document, rows, ("class mean of the victim", f"recovered, {attack.adversary}"))
+    return Outcome(document, rows, ("class mean of the victim", f"recovered, {attack.adversary}"), cut=left)
 
 
 def check(federation: Federation, attack: InversionAttack) -> None:
@@ -80,8 +83,14 @@ def check(federation: Federation, attack: InversionAttack) -> None:
 
 
 def gather(target: Target, attacks: Sequence[InversionAttack], progress: Progress = silent) -> Iterator[Case]:
-    """Trains the federations one after the other and observes each from the position of every attack."""
+    """Trains the federations one after the other and observes each from the position of every attack.
+
+    The time limit may cut the first one short; of the others, those that get as far are kept.
+    """
+    made = None
     for number in range(target.seeds):
+        if number and target.limit.over:
+            return
         federation = target.federation(number)
         target = replace(target, dataset=federation.dataset)  # loaded once
         for attack in attacks:
@@ -91,10 +100,12 @@ def gather(target: Target, attacks: Sequence[InversionAttack], progress: Progres
         if rounds > federation.rounds:
             raise ConfigError("attack.round", asked, f"takes 0 to {federation.rounds}, the rounds that are trained")
         first = jax.device_get(federation.simulator.start().params)
-        for done, state in states(federation, rounds, part(progress, number, target.seeds)):
-            if done == rounds:
-                seen = observe(federation, state, rounds, [attack.position for attack in attacks])
-                accuracy = federation.simulator.evaluate(state.params)[0]
+        done, state = final_state(federation, rounds, part(progress, number, target.seeds), target.limit)
+        if made is not None and done < made:
+            return
+        made = done
+        seen = observe(federation, state, done, [attack.position for attack in attacks])
+        accuracy = federation.simulator.evaluate(state.params)[0]
         start = replace(seen[0], models=(first,), rounds=(0,), received=())
         truth = truth_of(federation, attacks[0].position.victim)
         yield Case(federation.config.train.seed, seen, start, truth, accuracy)

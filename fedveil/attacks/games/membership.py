@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 from scipy.special import log_expit
 
@@ -23,10 +24,11 @@ from fedveil.accounting.ledger import as_planned
 from fedveil.attacks.base import Progress, silent
 from fedveil.attacks.games import observe, shadows
 from fedveil.attacks.games.federations import Target
-from fedveil.attacks.games.outcome import Outcome, head
-from fedveil.attacks.games.shadows import Fleet, ObservedModel
+from fedveil.attacks.games.outcome import Outcome, cut, head
+from fedveil.attacks.games.shadows import Fleet, ObservedModel, OutOfTime
 from fedveil.attacks.inference import roc
 from fedveil.attacks.inference.base import MembershipAttack
+from fedveil.attacks.limit import NO_LIMIT, Limit
 from fedveil.attacks.observation import MembershipObservation
 from fedveil.core.errors import ConfigError
 from fedveil.core.keys import generator
@@ -47,6 +49,7 @@ class Game:
     observations: tuple[MembershipObservation, ...]
     member: np.ndarray  # [federations, records] bool
     not_finite: int  # updates that were left out of the training of the attacked federations
+    shadows: int = 0  # that were trained
 
     def scores(self, attack: MembershipAttack) -> np.ndarray:
         """[federations, records]: the attack's scores, from the observations alone."""
@@ -68,7 +71,7 @@ def play(target: Target, attack: MembershipAttack, progress: Progress = silent) 
     started = time.monotonic()
     federation, tap = target.first, attack.position.tap
     check(federation, attack)
-    game = train(federation, attack, target.seeds, progress)
+    game = train(federation, attack, target.seeds, progress, target.limit)
     scores = game.scores(attack)
     # How far the models have memorised members.
     loss = -log_expit(np.stack([seen.target for seen in game.observations]))
@@ -77,13 +80,14 @@ def play(target: Target, attack: MembershipAttack, progress: Progress = silent) 
         **head(attack),
         "rounds": federation.rounds,
         "records": game.member.shape[1],
-        "shadows": attack.shadow_count,
+        "shadows": game.shadows,
         "success_rate": None,
         **judge(scores, game.member, certificate(federation, tap, not_finite=game.not_finite)),
         **losses,
         "seconds": time.monotonic() - started,
     }
-    return Outcome(document, curves={attack.name: roc.mean_curve(scores, game.member)})
+    left = cut(shadows=(game.shadows, attack.shadow_count), federations=(len(game.member), target.seeds))
+    return Outcome(document, curves={attack.name: roc.mean_curve(scores, game.member)}, cut=left)
 
 
 def check(federation: Federation, attack: MembershipAttack) -> None:
@@ -96,8 +100,17 @@ def check(federation: Federation, attack: MembershipAttack) -> None:
         raise ConfigError("attack.shadows", attack.shadow_count, takes)
 
 
-def train(federation: Federation, attack: MembershipAttack, targets: int, progress: Progress = silent) -> Game:
-    """Trains `targets` federations to attack and the attack's shadows, all side by side, and queries their models."""
+def train(
+    federation: Federation,
+    attack: MembershipAttack,
+    targets: int,
+    progress: Progress = silent,
+    limit: Limit = NO_LIMIT,
+) -> Game:
+    """Trains `targets` federations to attack and the attack's shadows, all side by side, and queries their models.
+
+    The limit may leave shadows, and then attacked federations but the first, untrained.
+    """
     base, count = federation.config.train.seed, attack.shadow_count
     rows = asked_rows(federation, attack)
     member = fair_coins(base, targets, len(rows))
@@ -108,14 +121,34 @@ def train(federation: Federation, attack: MembershipAttack, targets: int, progre
     where = attack.position
     model = ObservedModel(where.tap, where.victim) if where.adversary == "active" else ObservedModel(where.tap)
     draws = [federation.simulator.draws.nth(number) for number in range(targets + count)]
-    trained = Fleet(federation, seeds, draws, given).train(model, progress)
-    about = _query(federation, trained.models, federation.dataset.train.take(rows))
+    trained = Fleet(federation, seeds, draws, given).train(model, progress, limit)
+    attacked, used = _usable(trained.numbers, attack, targets, limit)
+    place = np.searchsorted(trained.numbers, np.concatenate([attacked, used]))
+    models = jax.tree.map(lambda a: a[place], trained.models)
+    member, chosen, targets = member[attacked], chosen[np.concatenate([attacked, used])], len(attacked)
+    about = _query(federation, models, federation.dataset.train.take(rows))
     held = federation.dataset.held_out
-    others = _query(federation, trained.models, held.take(np.arange(min(POPULATION, len(held)))))
+    others = _query(federation, models, held.take(np.arange(min(POPULATION, len(held)))))
     shadow = slice(targets, None)
     pairs = zip(about[:targets], others[:targets], strict=True)
     seen = [MembershipObservation(a, about[shadow], chosen[shadow], o, others[shadow]) for a, o in pairs]
-    return Game(tuple(seen), member, int(trained.not_finite[:targets].sum()))
+    return Game(tuple(seen), member, int(trained.not_finite[place[:targets]].sum()), len(used))
+
+
+def _usable(trained: np.ndarray, attack: MembershipAttack, targets: int, limit: Limit) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of the attacked federations that were trained, and of the shadows whose pair was."""
+    attacked, shadow = trained[trained < targets], trained[trained >= targets]
+    last = targets + attack.shadow_count - 1
+    partner = targets + ((shadow - targets) ^ 1)  # the last of an odd number has none
+    used = shadow[np.isin(partner, shadow) | ((shadow == last) & (partner > last))]
+    if not len(attacked) or len(used) < min(attack.fewest_shadows, attack.shadow_count):
+        takes = (
+            f"ended the training of the federations, and {attack.name} needs at least {attack.fewest_shadows} shadows"
+        )
+        raise OutOfTime(
+            f"attack.seconds: {limit.seconds:g} s {takes}: allow more time, fewer train.rounds or data.clients"
+        )
+    return attacked, used
 
 
 def asked_rows(federation: Federation, attack: MembershipAttack) -> np.ndarray:

@@ -19,6 +19,12 @@ class Outcome:
     pictures: tuple[np.ndarray, ...] = ()  # rows [n, height, width, channels], values in [0, 1]
     captions: tuple[str, ...] = ()  # one for each row of pictures
     curves: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # false and true positive rates
+    cut: dict[str, tuple[int, int]] = field(default_factory=dict)  # what the time limit left unfinished: made, planned
+
+
+def cut(**counts: tuple[int, int]) -> dict[str, tuple[int, int]]:
+    """Those of the counts (made, planned) that are not complete."""
+    return {name: pair for name, pair in counts.items() if pair[0] < pair[1]}
 
 
 def head(attack: InferenceAttack) -> dict[str, Any]:

@@ -22,9 +22,10 @@ from fedveil.attacks.base import Execution, Progress, silent
 from fedveil.attacks.games.federations import Target, observed_rounds, part
 from fedveil.attacks.games.membership import certificate, judge
 from fedveil.attacks.games.observe import examples_of, model_observation, released, rules_of
-from fedveil.attacks.games.outcome import Outcome, head
+from fedveil.attacks.games.outcome import Outcome, cut, head
 from fedveil.attacks.inference import roc
 from fedveil.attacks.inference.base import ParticipationAttack, ParticipationScores
+from fedveil.attacks.limit import NO_LIMIT, Limit
 from fedveil.attacks.observation import ParticipationObservation
 from fedveil.core.errors import ConfigError, RunError
 from fedveil.core.keys import generator
@@ -57,8 +58,12 @@ def play(target: Target, attack: ParticipationAttack, progress: Progress = silen
     first, tap = target.first, attack.position.tap
     check(first, attack)
     rounds, guesses, games = observed_rounds(target), [], []
+    planned = rounds
     for index, federation in enumerate(target.all()):
-        game = train(federation, attack, rounds, part(progress, index, target.seeds))
+        game = train(federation, attack, rounds, part(progress, index, target.seeds), target.limit)
+        if index and len(game.truth.rounds) < rounds:  # cut short by the time limit
+            break
+        rounds = len(game.truth.rounds)
         guesses.append(attack.run(game.observation, Execution(seeds=(index,))))
         games.append((game.truth, game.accuracy, game.not_finite))
     truths, accuracies, not_finite = zip(*games, strict=True)
@@ -73,7 +78,8 @@ def play(target: Target, attack: ParticipationAttack, progress: Progress = silen
         "accuracy": float(np.mean(accuracies)),
         "seconds": time.monotonic() - started,
     }
-    return Outcome(document, curves={attack.name: roc.mean_curve(guessed, present)})
+    left = cut(rounds=(rounds, planned), federations=(len(games), target.seeds))
+    return Outcome(document, curves={attack.name: roc.mean_curve(guessed, present)}, cut=left)
 
 
 def check(federation: Federation, attack: ParticipationAttack) -> None:
@@ -91,8 +97,17 @@ def check(federation: Federation, attack: ParticipationAttack) -> None:
         raise ConfigError("data.clients", clients, takes)
 
 
-def train(federation: Federation, attack: ParticipationAttack, rounds: int, progress: Progress = silent) -> Game:
-    """Trains with the clients that are present; keeps what the attacker sees apart from the truth."""
+def train(
+    federation: Federation,
+    attack: ParticipationAttack,
+    rounds: int,
+    progress: Progress = silent,
+    limit: Limit = NO_LIMIT,
+) -> Game:
+    """Trains with the clients that are present; keeps what the attacker sees apart from the truth.
+
+    When the limit is over, the rounds made so far are all there is, at least one.
+    """
     simulator, clients, where = federation.simulator, federation.partition.clients, attack.position
     receives = where.tap == "broadcast"
     present = coins(federation.config.train.seed, clients)
@@ -104,6 +119,9 @@ def train(federation: Federation, attack: ParticipationAttack, rounds: int, prog
     simulator = simulator.variant(present=present)
     state, models, answered, not_finite = simulator.start(), [], np.zeros((rounds, clients), bool), 0
     for number in range(rounds):
+        if number and limit.over:
+            rounds, answered = number, answered[:number]
+            break
         models.append(released(federation, state, number, where))
         answered[number, simulator.cohort(state, number).clients] = True
         state, report = simulator.round(state, number)

@@ -24,10 +24,11 @@ import numpy as np
 from fedveil.attacks.base import Execution, Progress, silent
 from fedveil.attacks.games import observe
 from fedveil.attacks.games.federations import Target, observed_rounds, part, states
-from fedveil.attacks.games.outcome import Outcome, head
+from fedveil.attacks.games.outcome import Outcome, cut, head
 from fedveil.attacks.inference import property, replay, roc
 from fedveil.attacks.inference.base import PropertyAttack
 from fedveil.attacks.inference.property import Property
+from fedveil.attacks.limit import NO_LIMIT, Limit
 from fedveil.attacks.observation import AuxiliaryData, ObservedUpdate, UpdateObservation
 from fedveil.attacks.taps import drawn_rows, examples_as_seen, update_at
 from fedveil.core.errors import ConfigError
@@ -57,13 +58,18 @@ def play(target: Target, attack: PropertyAttack, progress: Progress = silent) ->
     """Trains `attack.seeds` federations, observes every round of each, attacks, scores."""
     started = time.monotonic()
     rounds, seeds, first = observed_rounds(target), target.seeds, target.first
-    wanted, done = check(first, attack), []
+    wanted, done, planned = check(first, attack), [], rounds
     for index, federation in enumerate(target.all()):
-        observation, truth = train(federation, attack, wanted, rounds, part(progress, index, seeds))
+        told = part(progress, index, seeds)
+        observation, truth = train(federation, attack, wanted, rounds, told, target.limit)
+        if target.limit.over and index and observation.updates[-1].round + 1 < rounds:  # cut short
+            break
+        if target.limit.over:
+            rounds = min(rounds, observation.updates[-1].round + 1)
         check_auxiliary(observation, attack)
         done.append(score(federation, attack, observation, truth, seed=index))
     scores, has = np.concatenate([one.scores for one in done]), np.concatenate([one.has for one in done])
-    group = np.repeat(np.arange(seeds), [len(one.scores) for one in done])
+    group = np.repeat(np.arange(len(done)), [len(one.scores) for one in done])
     document = {
         **head(attack),
         "property": wanted.name,
@@ -74,7 +80,8 @@ def play(target: Target, attack: PropertyAttack, progress: Progress = silent) ->
         **_of_records(done),
         "seconds": time.monotonic() - started,
     }
-    return Outcome(document, curves={wanted.name: roc.curve(scores, has)})
+    left = cut(rounds=(rounds, planned), federations=(len(done), seeds))
+    return Outcome(document, curves={wanted.name: roc.curve(scores, has)}, cut=left)
 
 
 def check(federation: Federation, attack: PropertyAttack) -> Property:
@@ -110,11 +117,17 @@ def check_auxiliary(observation: UpdateObservation, attack: PropertyAttack) -> N
 
 
 def train(
-    federation: Federation, attack: PropertyAttack, wanted: Property, rounds: int, progress: Progress = silent
+    federation: Federation,
+    attack: PropertyAttack,
+    wanted: Property,
+    rounds: int,
+    progress: Progress = silent,
+    limit: Limit = NO_LIMIT,
 ) -> tuple[UpdateObservation, Truth]:
     """Trains, and keeps what the attacker sees apart from the truth. `score` adds what is asked."""
     data, active = federation.dataset, attack.adversary == "active"
-    watched = list((_one_victim if active else _all_others)(federation, attack, rounds, progress))
+    reached = states(federation, rounds, progress, limit)
+    watched = list((_one_victim if active else _all_others)(federation, attack, rounds, reached))
     if not watched:
         takes = "no other client took part in any observed round: take more, or more rounds"
         raise ConfigError("train.per_round", federation.config.train.per_round, takes)
@@ -129,13 +142,14 @@ def train(
 
 # An update, the rows behind it, all rows that could be.
 Watched = Iterator[tuple[ObservedUpdate, np.ndarray, np.ndarray]]
+Reached = Iterator[tuple[int, ServerState]]  # the state before each round, see `federations.states`
 
 
-def _one_victim(federation: Federation, attack: PropertyAttack, rounds: int, progress: Progress) -> Watched:
+def _one_victim(federation: Federation, attack: PropertyAttack, rounds: int, reached: Reached) -> Watched:
     """The victim's update of every round, the rows behind it, and all that the victim has."""
     where = attack.position
     held = federation.partition.client(where.victim)
-    for number, state in states(federation, rounds, progress):
+    for number, state in reached:
         if number < rounds:
             received, update = _sent(federation, state, number, where.victim, where.tap)
             yield ObservedUpdate(number, received, replay.flat(update)), _rows(federation, number, where.victim), held
@@ -152,14 +166,14 @@ class _Round:
     rows: np.ndarray  # rows behind the others' updates: the bench's secret
 
 
-def _all_others(federation: Federation, attack: PropertyAttack, rounds: int, progress: Progress) -> Watched:
+def _all_others(federation: Federation, attack: PropertyAttack, rounds: int, reached: Reached) -> Watched:
     """The mean update of all clients but the attacker, the rows behind it, and all that those clients have."""
     me, simulator = attack.position.attacker, federation.simulator
     setting, factor = simulator.task.setting, simulator.rule.server_lr
     held = np.concatenate([federation.partition.client(c) for c in range(federation.partition.clients) if c != me])
     tap = "client" if setting.secure_aggregation else "server"
     last: _Round | None = None
-    for number, state in states(federation, rounds, progress):
+    for number, state in reached:
         received, mine = _sent(federation, state, number, me, tap)
         if last is not None and last.others:
             change = (replay.flat(received) - replay.flat(last.received)) / factor - last.own

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,9 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedveil.attacks.base import Progress, silent
+from fedveil.attacks.limit import NO_LIMIT, Limit
 from fedveil.compilation import Compiler, Program
 from fedveil.core import keys
-from fedveil.core.errors import ConfigError, Interrupted
+from fedveil.core.errors import ConfigError, Interrupted, RunError
 from fedveil.models.layers import Array, Params
 from fedveil.models.net import Model
 from fedveil.simulation import sampling, server
@@ -63,10 +65,18 @@ RELEASE = ObservedModel()
 
 @dataclass(frozen=True)
 class Trained:
-    """The observed model of each federation, and the number of updates that were left out for not being finite."""
+    """The observed model of each federation, and the number of updates that were left out for not being finite.
+
+    Federations that the time limit left unfinished are missing.
+    """
 
     models: Params  # [federations, ...]
     not_finite: np.ndarray  # [federations]
+    numbers: np.ndarray  # [federations] the number of each
+
+
+class OutOfTime(RunError):
+    """The time limit ended a training that an attack cannot do without."""
 
 
 def check(federation: Federation) -> None:
@@ -117,32 +127,40 @@ class Fleet:
         self._round_keys = self._compiler.program(jax.vmap(keys.round_key, in_axes=(0, None)))
         self._rounds = Rounds(self.task, rule, self._compiler, federations=True)
 
-    def train(self, observed: ObservedModel = RELEASE, progress: Progress = silent) -> Trained:
-        """Trains all federations to the end, as many at once as fit in memory. On a CPU each core trains a part of them."""
+    def train(self, observed: ObservedModel = RELEASE, progress: Progress = silent, limit: Limit = NO_LIMIT) -> Trained:
+        """Trains all federations to the end, as many at once as fit in memory. On a CPU each core trains a part of them.
+
+        The federations with the smallest numbers come first. Parts that the limit leaves no time for are left out.
+        """
         parts, last = self.parts(), self._observed_rounds(observed)
-        done, total = itertools.count(1), len(parts) * self.federation.rounds
-        lock, halt = threading.Lock(), threading.Event()
+        clock = _Clock(limit, self.federation.rounds, len(parts), progress)
 
-        def step() -> None:
-            if halt.is_set():  # an interrupt must not wait for the other federations
-                raise Interrupted("shadow federations: stopped")
-            with lock:
-                progress(next(done), total)
-
-        def train_part(who: np.ndarray) -> tuple[Params, np.ndarray]:
+        def train_part(index: int) -> tuple[Params, np.ndarray] | None:
+            if not clock.begin(index):
+                return None
+            who = parts[index]
             with jax.enable_x64(self.task.dtype == "float64"):  # a setting of the thread
-                seen, lost = self._train(who, observed, last[who], step)
+                try:
+                    seen, lost = self._train(who, observed, last[who], partial(clock.step, index))
+                except _Late:
+                    return None
+                clock.end(index)
                 return jax.device_get(seen), lost
 
         with ThreadPoolExecutor(self.simulator.workers) as pool:
             try:
-                models, not_finite = zip(*pool.map(train_part, parts), strict=True)
+                made = list(pool.map(train_part, range(len(parts))))
             except BaseException:
-                halt.set()
+                clock.halt.set()
                 raise
-        count = len(self.seeds)
-        whole = jax.tree.map(lambda *each: np.concatenate(each)[:count], *models)
-        return Trained(whole, np.concatenate(not_finite)[:count])
+        kept = [index for index, one in enumerate(made) if one is not None]
+        if not kept:
+            raise OutOfTime(clock.says())
+        models, not_finite = zip(*(one for one in made if one is not None), strict=True)
+        # The last part is padded with the first federations: each is taken once.
+        numbers, rows = np.unique(np.concatenate([parts[index] for index in kept]), return_index=True)
+        whole = jax.tree.map(lambda *each: np.concatenate(each)[rows], *models)
+        return Trained(whole, np.concatenate(not_finite)[rows], numbers)
 
     def parts(self) -> list[np.ndarray]:
         """The federations that are trained together, by number; the last part is padded with the first ones."""
@@ -235,6 +253,64 @@ class Fleet:
             observer = jax.vmap(partial(_model_at, self.task, observed), in_axes=(FEDERATIONS, 0))
             self._observers[observed] = self._compiler.program(observer)
         return self._observers[observed]
+
+
+class _Late(Exception):
+    """The time limit is over."""
+
+
+class _Clock:
+    """Counts rounds, and keeps the parts of a fleet within the time limit."""
+
+    def __init__(self, limit: Limit, rounds: int, parts: int, progress: Progress):
+        self.limit, self.rounds, self.progress = limit, rounds, progress
+        self.done, self.total = itertools.count(1), parts * rounds
+        self.lock, self.halt = threading.Lock(), threading.Event()
+        self.made: dict[int, int] = {}  # rounds of each part
+        self.began: dict[int, float] = {}  # when each part ended its first round, which compiles
+        self.longest = 0.0  # seconds of a finished part
+
+    def begin(self, index: int) -> bool:
+        """Whether there is time for another part, judged by those that have ended."""
+        self.made[index] = 0
+        return not (index and self.limit.left < max(self.longest, 1e-9))
+
+    def step(self, index: int) -> None:
+        """A part has made a round."""
+        if self.halt.is_set():  # an interrupt must not wait for the other federations
+            raise Interrupted("shadow federations: stopped")
+        self.made[index] += 1
+        self.began.setdefault(index, time.monotonic())
+        if self.made[index] < self.rounds and (self.limit.over or self._hopeless(index)):
+            raise _Late
+        with self.lock:
+            self.progress(next(self.done), self.total)
+
+    def end(self, index: int) -> None:
+        with self.lock:
+            self.longest = max(self.longest, self._needs(index))
+
+    def _needs(self, index: int) -> float:
+        """Seconds that a part takes for all rounds, at the pace of those after its first."""
+        made = self.made[index] - 1
+        return (time.monotonic() - self.began[index]) * self.rounds / made if made > 0 else 0.0
+
+    def _hopeless(self, index: int) -> bool:
+        """Whether a part will not end within twice the limit: judged after a quarter of the time."""
+        seconds = self.limit.seconds
+        if seconds is None or self.limit.left > 0.75 * seconds:
+            return False
+        return self._needs(index) > 2 * seconds
+
+    def says(self) -> str:
+        """What came of it where nothing did."""
+        seconds = self.limit.seconds or 0.0
+        needs = max((self._needs(index) for index in self.began), default=0.0)
+        told = f"; all {self.rounds} rounds take about {needs:.0f} s" if needs else ""
+        return (
+            f"attack.seconds: {seconds:g} s are too few for the federations that this attack trains: they were at round "
+            f"{max(self.made.values())} of {self.rounds}{told}; allow more time, or train fewer rounds"
+        )
 
 
 def _start(task: Task, rule: ServerRule, root: Array) -> ServerState:

@@ -45,7 +45,7 @@ class InferenceAttack(Attack):
 
     game: ClassVar[str] = ""
     adversaries: ClassVar[tuple[str, ...]] = ()  # those who can see what it needs; the default is a field
-    bench: ClassVar[tuple[str, ...]] = ("seeds", "round")
+    bench: ClassVar[tuple[str, ...]] = ("seeds", "round", "seconds")
 
     @property
     def position(self) -> Position:
