@@ -122,7 +122,7 @@ def _print_all(rounds: int, rows: Sequence[Row]) -> None:
     delta = next((r.delta for r in rows if r.epsilon is not None and r.rule not in CLAIMED), None)
     title = f"privacy after {rounds} rounds" + (f", δ = {delta:g}" if delta is not None else "")
     own = [r for r in rows if r.rule not in CLAIMED]
-    columns = ("tap", "unit", "accountant", "rule", "adjacency", "ε", "certified")
+    columns: tuple[str, ...] = ("tap", "unit", "accountant", "rule", "adjacency", "ε", "certified")
     lines, reasons = [], []
     for row in own:
         sure = "yes" if row.certified else "no"

@@ -9,13 +9,16 @@ from attack_helpers import IMAGES, victims
 
 from fedveil.attacks import verdict
 from fedveil.attacks.base import Execution, LiveProgress
+from fedveil.attacks.games import membership
 from fedveil.attacks.guess import guess
+from fedveil.attacks.inference.lira import LiRA
+from fedveil.attacks.inference.rmia import RMIA
 from fedveil.attacks.limit import SECONDS, limited
 from fedveil.attacks.orchestrate import attack
 from fedveil.attacks.reconstruction.cpl import CPL
 from fedveil.attacks.reconstruction.scheduler import Order
 from fedveil.attacks.score import RULES
-from fedveil.core.errors import ConfigError
+from fedveil.core.errors import ConfigError, RunError
 
 EASY = {
     "data": {"name": "digits", "partition": "iid", "clients": 8, "per_client": 20},
@@ -138,3 +141,52 @@ def test_the_verdict_compares_with_the_guess():
     assert "Labels: 100 % right, no more than one constant guess (100 %)." in said
     assert "no more than a guess" in verdict.of_reconstruction({**told, "guess_rate": 0.4})
     assert verdict.at_most(1) == pytest.approx(0.95) and verdict.at_most(59) == pytest.approx(0.0495, abs=1e-3)
+
+
+# --- inference attacks
+
+
+def test_an_inference_attack_says_what_the_limit_left():
+    """The first round is always made: without it there would be nothing to look at."""
+    settings = {**EASY, "data": {**EASY["data"], "clients": 20}, "train": {**EASY["train"], "rounds": 4}}
+    asked = {"name": "client-membership", "seconds": 1e-6, "seeds": 3}
+    done = attack({**settings, "attack": asked}).as_dict()
+    assert done["not_finished"] == {"rounds": {"made": 1, "planned": 4}, "federations": {"made": 1, "planned": 3}}
+    assert done["rounds"] == 1 and done["federations"] == 1 and done["stopped"] == "time limit"
+    assert "left 1 of 4 rounds and 1 of 3 federations" in done["verdict"]
+
+
+def test_shadows_without_time_end_in_one_sentence():
+    with pytest.raises(RunError, match=r"attack.seconds: 1e-06 s are too few .* they were at round 1 of 3"):
+        attack({**EASY, "train": {**EASY["train"], "rounds": 3}, "attack": {"name": "lira", "seconds": 1e-6}})
+
+
+def test_shadows_count_in_pairs_and_attacked_federations_as_they_are():
+    trained = np.array([0, 2, 3, 5, 6, 7, 8])  # of the attacked ones 0 and 1, and the pairs (2, 3), (4, 5), …
+    attacked, used = membership._usable(trained, LiRA(shadows=8), 2, limited(1))
+    assert attacked.tolist() == [0] and used.tolist() == [2, 3, 6, 7]
+    with pytest.raises(RunError, match="lira needs at least 4 shadows"):
+        membership._usable(trained[:4], LiRA(shadows=8), 2, limited(1))
+    odd = membership._usable(np.arange(3), RMIA(shadows=1), 2, limited(1))[1]
+    assert odd.tolist() == [2]
+
+
+def test_the_verdict_on_scores():
+    told = {
+        "tap": "release", "records": 400, "auc": 0.62, "interval": [0.58, 0.66], "epsilon_low": 0.4, "epsilon": 1.5,
+        "tpr_at_fpr": {"0.01": {"tpr": 0.042}}, "unit": "example", "adjacency": "add-remove", "delta": 1e-5,
+        "beyond": {"0.01": -0.1}, "not_finished": {}, "limit": 60.0,
+    }  # fmt: skip
+    said = verdict.of_inference(told)
+    assert "400 records were trained on, at tap release: the attack tells them apart" in said
+    assert "AUC 0.62 (95 %: 0.58 to 0.66), where a coin gets 0.5; with 1 % false alarms it finds 4 % of them" in said
+    assert "ε of at least 0.4; certified: at most 1.5 (unit example, add-remove, δ = 1e-05)" in said
+    assert "nothing was learned" in verdict.of_inference({**told, "interval": [0.45, 0.66]})
+    assert "does not hold" in verdict.of_inference({**told, "beyond": {"0.01": 0.1}})
+    assert "no ε is certified" in verdict.of_inference({**told, "epsilon": None, "beyond": None})
+    classes = {
+        "tap": "release", "ssim": 0.3, "mse": 0.1, "interval": None, "classes": [1, 2], "not_finished": {},
+        "controls": {"untrained": {"ssim": 0.1}, "blank": {"ssim": 0.2}},
+    }  # fmt: skip
+    assert "2 classes is more alike than from an untrained model: SSIM 0.30" in verdict.of_inference(classes)
+    assert "Nothing was learned of the victim's 2 classes" in verdict.of_inference({**classes, "ssim": 0.15})

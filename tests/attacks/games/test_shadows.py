@@ -4,7 +4,9 @@ import jax
 import numpy as np
 import pytest
 
+from fedveil.attacks.games import shadows
 from fedveil.attacks.games.shadows import Fleet, ObservedModel, confidences
+from fedveil.attacks.limit import limited
 from fedveil.config import from_dict
 from fedveil.core import keys
 from fedveil.core.errors import ConfigError
@@ -140,3 +142,17 @@ def test_a_victim_that_never_takes_part_is_refused():
     fleet = Fleet(federation, range(8), [keys.Draws(f) for f in range(8)], given_to(federation, 8))
     with pytest.raises(ConfigError, match=r"attack.victim: got 2; takes no part .* raise train.rounds"):
         fleet.train(ObservedModel("server", VICTIM))
+
+
+def test_parts_without_time_are_left_out_and_the_others_are_as_ever(fleet, monkeypatch):
+    whole = fleet.train()
+    assert whole.numbers.tolist() == [0, 1, 2]
+    with monkeypatch.context() as patch:
+        real = shadows._Clock.begin
+        patch.setattr(shadows._Clock, "begin", lambda clock, index: index == 0 and real(clock, index))
+        part = fleet.train(limit=limited(600))
+    assert part.numbers.tolist() == [0, 1] and part.not_finite.tolist() == whole.not_finite[:2].tolist()
+    for ours, theirs in zip(jax.tree.leaves(part.models), jax.tree.leaves(whole.models), strict=True):
+        assert (ours == theirs[:2]).all()
+    with pytest.raises(shadows.OutOfTime, match="1e-09 s are too few"):
+        fleet.train(limit=limited(1e-9))
