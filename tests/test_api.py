@@ -335,7 +335,9 @@ def test_account_gives_the_rows_that_the_ledger_prints(tmp_path, fedveil_cli):
     assert found[0].as_dict() == found.as_dict()[0]
     for again in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
         assert again == found and again.as_dict() == found.as_dict()
-    told = as_json(fedveil_cli("ledger", *said(CDP), "--rounds", "2,3", "--accountant", "pld", "--json", cwd=tmp_path))
+    told = as_json(
+        fedveil_cli("ledger", *said(CDP), "--rounds", "2,3", "--accountant", "pld", "--json", "--all", cwd=tmp_path)
+    )
     assert told == json.loads(json.dumps(found.as_dict()))
     with_curves = fedveil.account({**CDP, "train": {**CDP["train"], "noise_seed": None}}, curves=True, accountant="pld")
     assert any("trade_off" in row for row in with_curves.as_dict())
