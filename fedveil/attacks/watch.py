@@ -19,6 +19,7 @@ from fedveil.attacks.score import assigned, ssim
 
 PATIENCE = 15  # iterations
 BETWEEN = 1.0  # seconds between two looks at a block, at least
+APART = 10  # times what the last look took, at least, until the next
 CHUNK_SECONDS = 0.5  # that a chunk may take, so that the time limit is met and progress is live
 
 
@@ -42,7 +43,7 @@ class Watch:
         length = self.lengths[thread] = max(1, min(CHUNK, 2 * before, fits))
         ended, took = self.looked.get(thread, (0.0, 0.0))
         now = time.monotonic()
-        if now - ended < max(BETWEEN, 10 * took):
+        if now - ended < max(BETWEEN, APART * took):
             return Order(length)
         matches = np.array([self._match(*one) for one in zip(inputs, shot.attack, strict=True)])
         self._report(matches)

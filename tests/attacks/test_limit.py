@@ -65,6 +65,7 @@ def test_a_monitor_may_give_attacks_up():
 def test_noised_messages_are_given_up_long_before_the_last_iteration(monkeypatch):
     """Looked at after every chunk, because this network is so small that all iterations take less than a second."""
     monkeypatch.setattr("fedveil.attacks.watch.BETWEEN", 0.0)
+    monkeypatch.setattr("fedveil.attacks.watch.APART", 0.0)
     asked = {"images": 4, "tap": "client", "iterations": 3000, "optimizer": "adam"}
     done = attack({**NOISED, "attack": asked}).as_dict()
     assert done["attacks"] == {
