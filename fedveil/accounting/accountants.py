@@ -15,7 +15,8 @@ first use: `fedveil --help` does not wait for them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, Protocol, runtime_checkable
 
@@ -26,6 +27,7 @@ Mixture = tuple[tuple[float, float], ...]  # (probability, value); the probabili
 Terms = tuple[tuple[float, int], ...]  # (probability, multiple of the unit's bound)
 ALWAYS: Mixture = ((1.0, 1.0),)
 
+RESERVES = (1e-3, 0.5)  # shares of δ for noise that is not quite the ideal: the second where ε is large
 TAIL = 1e-13  # probability of outcomes that are left out of a mixture and added to δ
 
 
@@ -51,6 +53,7 @@ class Round:
     replace: bool = False
     subset: tuple[int, int] | None = None  # (size, drawn): a secret subset of fixed size; replace adjacency
     fails: float = 0.0  # probability per round of outcomes that are left out; it is taken off δ
+    slip: float = 0.0  # total variation per round between the noise and the ideal; (1 + e^ε) of it is taken off δ
 
 
 Rounds = tuple[tuple[Round, int], ...]  # (round, how often)
@@ -151,7 +154,13 @@ def epsilon(rounds: Rounds, delta: float, accountant: str) -> float | None:
         return None
     if not rounds:
         return 0.0
-    return accountant_named(accountant).epsilon(rounds, left)
+    slip = sum(one.slip * times for one, times in rounds)
+    ideal = tuple((replace(one, slip=0.0), times) for one, times in rounds) if slip else rounds
+    for share in RESERVES if slip else (0.0,):
+        found = accountant_named(accountant).epsilon(ideal, left * (1.0 - share))
+        if found is None or not slip or (1.0 + math.exp(min(found, 700.0))) * slip <= left * share:
+            return found
+    return None
 
 
 class PLD:

@@ -172,8 +172,14 @@ def _over_rounds(
                 # Clients with less than a batch divide by less, so that theirs weighs more.
                 ratio *= (min(setting.batch, setting.smallest) / setting.batch) ** 2
             noise = tuple((p, z * math.sqrt(1.0 + n * ratio)) for p, n in others)
-        made.append((replace(one, noise=noise), times * repeat))
+        slip = release.sum_slip if shares else release.slip
+        made.append((replace(one, noise=noise, slip=slip * _uses(one)), times * repeat))
     return tuple(made)
+
+
+def _uses(one: Round) -> float:
+    """The most noisy values that a unit is in, in a round."""
+    return one.steps * (1.0 if one.together else max(count for _, count in one.counts))
 
 
 def few_levels(levels: Levels, most: int = NOISE_LEVELS) -> list[tuple[float, int]]:
@@ -282,6 +288,9 @@ def _filters(number: int, defenses: Sequence[Defense]) -> Iterator[tuple[Positio
 def _broken(release: Release, number: int, defenses: Sequence[Defense], setting: Setting) -> str:
     """Why the guarantee of a release fails beside the other defences; empty if it holds."""
     name = defenses[number].name
+    after = [d.name for d in defenses[number + 1 :] if d.fills("example")]
+    if release.arithmetic == "integer" and release.stage == "example" and after:
+        return f"{after[0]} acts on example gradients after {name}, whose integers must be added up at once"
     clip, noise = _positions(release, number, len(defenses))
     for position, other, stage, effect in _filters(number, defenses):
         if effect is Effect.READS_DATA and position > noise:
@@ -322,10 +331,11 @@ def realised(
             continue
         if release.unit == "client":
             swap = adjacency == "replace" or unit != "client"  # one record may change its client's update in any way
-            found.append(Round(((1.0, z),), distribution=release.distribution, replace=swap))
+            found.append(Round(((1.0, z),), distribution=release.distribution, replace=swap, slip=release.slip))
         elif unit != "client":
             one, *_ = next(_steps(setting, "server", adjacency, 1))
-            found.append(replace(one, noise=((1.0, z),), distribution=release.distribution))
+            slip = release.slip * one.steps
+            found.append(replace(one, noise=((1.0, z),), distribution=release.distribution, slip=slip))
     if not found:
         return None, why_none("server", unit, [r for r, _ in sent], False)
     return max(found, key=lambda one: one.noise[0][1] / (one.rate * math.sqrt(one.steps) * (1 + one.replace))), ""

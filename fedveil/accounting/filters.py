@@ -17,6 +17,8 @@ from fedveil.accounting.accountants import Round
 # Tenths up to 10, then integers that grow by about 3 %: around the best order ε hardly changes.
 ORDERS = (*(1.0 + n / 10 for n in range(1, 90)), *sorted({round(10 * 1.03**n) for n in range(210)}))
 ROUNDING = 1e-12  # relative margin for the rounding of sums
+RESERVE = 1e-4  # share of δ for noise that is not quite the ideal (`Round.slip`)
+LARGEST = 30.0  # ε of a budget for such noise
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,19 @@ class RenyiFilter:
         """The filter whose order affords the most Gaussian rounds: the largest limit per unit of order."""
         if not (epsilon > 0 and 0 < delta < 1):
             raise ValueError(f"a budget needs ε > 0 and 0 < δ < 1; got ε = {epsilon}, δ = {delta}")
-        order = max(ORDERS, key=lambda alpha: (epsilon - conversion(alpha, delta)) / alpha)
-        return cls(epsilon, delta, order, max(0.0, epsilon - conversion(order, delta)))
+        kept = delta * (1.0 - RESERVE)
+        order = max(ORDERS, key=lambda alpha: (epsilon - conversion(alpha, kept)) / alpha)
+        return cls(epsilon, delta, order, max(0.0, epsilon - conversion(order, kept)))
+
+    @classmethod
+    def suiting(cls, epsilon: float, delta: float, slip: float) -> RenyiFilter:
+        """The filter of a budget for rounds whose noise is `slip` from the ideal in all.
+
+        A budget above `LARGEST` is smaller once there is such noise. Each of the two then has half of δ.
+        """
+        if epsilon <= LARGEST:
+            return cls.for_budget(epsilon, delta)
+        return cls.for_budget(LARGEST if slip > 0 else epsilon, delta / 2)
 
     def cost(self, one: Round) -> float:
         """The Rényi divergence of a round at the filter's order; infinite where none is known."""
@@ -46,17 +59,21 @@ class RenyiFilter:
 
         if one.fails > 0:  # a failure costs δ, which a filter cannot take back
             return math.inf
-        found = float(rdp.round_rdp(replace(one, fails=0.0), (self.order,))[0])
+        found = float(rdp.round_rdp(replace(one, fails=0.0, slip=0.0), (self.order,))[0])
         return found if math.isfinite(found) else math.inf
 
-    def allows(self, costs: Iterable[float]) -> bool:
-        """Whether the budget affords all of these costs together."""
-        return _total(costs) <= self.limit
+    def allows(self, costs: Iterable[float], slip: float = 0.0) -> bool:
+        """Whether the budget affords all of these costs together; `slip` is the sum of that of their rounds.
+
+        Total variations add up under adaptive choices too. Noise that is within τ of the ideal costs (1 + e^ε)·τ of δ.
+        """
+        reserve = RESERVE * self.delta / (1.0 + math.exp(min(self.epsilon_limit, 700.0)))
+        return slip <= reserve and _total(costs) <= self.limit
 
     def epsilon(self, costs: Iterable[float]) -> float:
         """ε at the filter's δ of what was spent; infinite where a cost is."""
         spent = _total(costs)
-        return 0.0 if spent == 0.0 else max(0.0, spent + conversion(self.order, self.delta))
+        return 0.0 if spent == 0.0 else max(0.0, spent + conversion(self.order, self.delta * (1.0 - RESERVE)))
 
 
 def conversion(order: float, delta: float) -> float:

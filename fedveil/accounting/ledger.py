@@ -20,8 +20,11 @@ from fedveil.core.events import Release
 from fedveil.core.setting import Setting
 from fedveil.core.taps import ACCOUNTED_TAPS, ADJACENCIES, CHAIN, UNITS
 
+FLOATING = "noise drawn in floating point is taken for real-valued noise"
+WHOLE = (
+    "noise is drawn in whole numbers; the rounding of a contribution does not depend on the other examples of its batch"
+)
 OUTSIDE = (
-    "noise drawn in floating point is taken for real-valued noise",
     "nothing was tuned on the same data",
     "training metrics (train_loss, update_norm) carry no noise: they stay with the server and are not published",
 )
@@ -219,7 +222,12 @@ def _smaller(best: Row | None, account: Account, transcript: Transcript, delta: 
         epsilon=epsilon,
         delta=delta,
         reason=account.why,
-        assumptions=(*account.assumptions, *release.assumes, *_assumed(account, transcript), *OUTSIDE),
+        assumptions=(
+            *account.assumptions,
+            *release.assumes,
+            *_assumed(account, transcript),
+            *OUTSIDE,
+        ),
         rounds=transcript.rounds,
     )
 
@@ -230,4 +238,5 @@ def _assumed(account: Account, transcript: Transcript) -> tuple[str, ...]:
     made = [SIZES] if setting.weights == "size" else []
     made += [FIXED] if setting.sampling == "fixed" else []
     made += [APART] if account.unit == "image" else []
+    made += [WHOLE if account.release.arithmetic == "integer" else FLOATING]
     return tuple(made)

@@ -37,6 +37,7 @@ VERSION = 1
 CHECK = re.compile(r', "check": "([0-9a-f]{16})"}')  # the end of each line
 CHECK_LENGTH = 30
 DELTA = 1e-5  # where no defence names one
+LATER = {"arithmetic", "slip", "sum_slip"}  # fields of a release that older files lack
 FORMER_NAMES = {"law": "distribution", "adds_up": "client_noise_sums", "covered": "certifiable"}  # in older files
 
 Multipliers = tuple[float, ...]  # z of each mechanism
@@ -338,7 +339,7 @@ def _made(kind: Any, document: dict[str, Any], former: Mapping[str, str] = FORME
     """Builds a frozen dataclass from a JSON object and checks each value's type. Former names of fields are accepted."""
     named = {former.get(key, key): tuple(v) if isinstance(v, list) else v for key, v in document.items()}
     known = {field.name: str(field.type) for field in fields(kind)}
-    if named.keys() - known.keys() or (kind is not Setting and known.keys() - named.keys()):
+    if named.keys() - known.keys() or (kind is not Setting and known.keys() - named.keys() - LATER):
         raise ValueError(f"not a {kind.__name__.lower()} of this version")
     for key, value in named.items():
         name = known[key]

@@ -37,6 +37,9 @@ class Release:
     clip_stage: str = ""  # where contributions are clipped; empty: at `stage`
     on_each: bool = False  # the noise is on single examples, not on their sum
     digest: str = ""  # of the mechanism
+    arithmetic: Literal["float", "integer"] = "float"  # of the noise
+    slip: float = 0.0  # total variation between the noise of one release and the ideal: it is taken off δ
+    sum_slip: float = 0.0  # the same for a sum over clients
 
 
 @dataclass(frozen=True)

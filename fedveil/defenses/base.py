@@ -28,7 +28,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from fedveil.core.events import Claim, Release
 from fedveil.core.setting import Setting
@@ -133,6 +133,7 @@ class Defense:
     # --- the account
 
     delta: float | None = None  # the δ of its account; None where it names none
+    arithmetic: str | None = None  # of its noise: "float", "integer", or None (float; integer on real machines)
 
     def mechanisms(self, setting: Setting) -> list[Placed]:
         """The defence's mechanisms and their positions in the round. A tap without a mechanism before it is open."""
@@ -175,7 +176,21 @@ class Defense:
     @property
     def counts_values(self) -> bool:
         """Whether its sensitivity depends on the number of values in an update, `Setting.values`."""
-        return False
+        return self.integer
+
+    @property
+    def integer(self) -> bool:
+        """Whether its noise is drawn in whole numbers."""
+        return self.arithmetic == "integer"
+
+    @property
+    def floats_by_choice(self) -> bool:
+        """Whether its config asks for noise in floating point where real machines would take integers."""
+        return self.arithmetic == "float" and dataclasses.replace(self, arithmetic=None).deployed().integer  # type: ignore[type-var]
+
+    def deployed(self) -> Defense:
+        """This defence as it runs on real machines: keys that are unset take the values that are safe there."""
+        return self
 
     def clip_bounds(self) -> tuple[float, ...]:
         """Every clip bound that it uses."""
@@ -251,6 +266,14 @@ class Defense:
         """Whether this defence changes the stage: one that it defines; with a key `stage`, that one alone."""
         chosen = getattr(self, "stage", stage) == stage
         return chosen and getattr(type(self), stage) is not getattr(Defense, stage)
+
+
+Arithmetic = Literal["float", "integer"] | None
+
+
+def integer_noise(defense: Any) -> Any:
+    """A copy of a defence with integer noise, unless its config says which arithmetic it takes."""
+    return dataclasses.replace(defense, arithmetic="integer") if defense.arithmetic is None else defense
 
 
 def filters(defenses: Sequence[Defense], stage: str) -> list[Callable[..., Any]]:

@@ -31,7 +31,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect, StageContext
-from fedveil.defenses.base import Refusal, Scheduled
+from fedveil.defenses.base import Arithmetic, Refusal, Scheduled, integer_noise
 from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed, Shape
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class FedCDP(Scheduled):
     schedule: Shape = "linear"
     noise_end: Positive | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    arithmetic: Arithmetic = None  # of the noise
 
     name: ClassVar[str] = "fed-cdp"
     summary: ClassVar[str] = (
@@ -79,6 +80,14 @@ class FedCDP(Scheduled):
     def effect(self, stage: str) -> Effect:
         return Effect.READS_DATA if self._by_median else Effect.MECHANISM
 
+    def check(self, setting: Setting) -> None:
+        if self.integer and self._by_median:
+            takes = "takes a clip bound that is public, and the median is not: set defense.clip_mode = 'fixed'"
+            raise ConfigError("defense.arithmetic", "integer", takes)
+
+    def deployed(self) -> FedCDP:
+        return self if self._by_median else integer_noise(self)
+
     # --- its mechanisms
 
     def on_example(self, setting: Setting) -> Mechanism:
@@ -92,7 +101,8 @@ class FedCDP(Scheduled):
 
     def _with_spread(self, setting: Setting, spread: float) -> Mechanism:
         clip = Clip(self.bound(setting), self.clip_scope, follows_lr=self.clip_mode == "lr", median=self._by_median)
-        return Mechanism(clip, self.multiplier(setting), spread=spread)
+        made = Mechanism(clip, self.multiplier(setting), spread=spread)
+        return made.on_grid(setting) if self.integer else made
 
     def mechanisms(self, setting: Setting) -> list[Placed]:
         if not self.noise:
@@ -125,6 +135,8 @@ class FedCDP(Scheduled):
         bounds, clipped = self._clipped(each, mask, at)
         if not self.noise:
             return clipped, None
+        if self.integer:
+            return self._in_integers(clipped, mask, at)
         whole = self.on_sum(at.setting).noise(_first(clipped), at, bounds=bounds)
         if self.placement != "example":
             return clipped, whole
@@ -145,6 +157,8 @@ class FedCDP(Scheduled):
         from fedveil.random import noise
 
         bounds, clipped = self._clipped(each, mask, at)
+        if self.integer and self.noise:
+            return self.on_sum(at.setting).noised_sum(clipped, at)
         total = jax.tree.map(lambda g: g.sum(axis=0), clipped)
         if not self.noise:
             return total
@@ -182,10 +196,29 @@ class FedCDP(Scheduled):
 
         return jax.tree.map(shared, own, whole)
 
+    def _in_integers(self, clipped: Tree, mask: jax.Array, at: StageContext) -> tuple[Tree, Tree]:
+        """Example gradients and the rest of their sum, in whole numbers; at placement `example` each has its own noise."""
+        import jax
+        import jax.numpy as jnp
+
+        mechanism = (self.on_example if self.placement == "example" else self.on_sum)(at.setting)
+        whole = mechanism.rounded(clipped, at)
+        if self.placement != "example":
+            rest = mechanism.in_units(mechanism.integer_noise(_first(whole), at), _first(clipped), at)
+            return mechanism.in_units(whole, clipped, at), rest
+        slots = jnp.arange(max(at.setting.batch, mask.shape[0]))
+        key = jax.random.fold_in(at.key, SLOTS)
+        own = jax.vmap(lambda slot: mechanism.integer_noise(_first(whole), at, jax.random.fold_in(key, slot)))(slots)
+        # Every example that is there carries its own noise, and so does every nominal slot that is empty.
+        empty = (slots < at.setting.batch) & ~jnp.pad(mask, (0, len(slots) - len(mask)))
+        shown = jax.tree.map(lambda q, n: _where(mask, q + n[: len(mask)]), whole, own)
+        rest = jax.tree.map(lambda n: _where(empty, n).sum(axis=0, dtype=jnp.int32), own)
+        return mechanism.in_units(shown, clipped, at), mechanism.in_units(rest, _first(clipped), at)
+
     # --- the fused way: one backward pass, one draw of the same distribution on the sum
 
     def example_bound(self, at: StageContext) -> Any:
-        if self.clip_scope == "flat" or self._by_median:
+        if self.clip_scope == "flat" or self._by_median or self.integer:
             return None
         return self.on_sum(at.setting).clip.at(at)
 
@@ -237,4 +270,4 @@ def _where(mask: jax.Array, a: jax.Array) -> jax.Array:
     """Zero where an example is padding."""
     import jax.numpy as jnp
 
-    return jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - 1)), a, 0.0)
+    return jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - 1)), a, jnp.zeros((), a.dtype))

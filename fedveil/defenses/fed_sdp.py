@@ -22,10 +22,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from fedveil.core.errors import ConfigError
 from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect, StageContext
-from fedveil.defenses.base import Scheduled
+from fedveil.defenses.base import Arithmetic, Scheduled, integer_noise
 from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed, Shape
 
 Positive = Annotated[float, Field(gt=0)]
@@ -44,6 +45,7 @@ class FedSDP(Scheduled):
     schedule: Shape = "linear"
     noise_end: Positive | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    arithmetic: Arithmetic = None  # of the noise
 
     name: ClassVar[str] = "fed-sdp"
     summary: ClassVar[str] = "per-client clip of the update, noise at the client or the server (fed-cdp, Algorithm 1)"
@@ -59,12 +61,20 @@ class FedSDP(Scheduled):
         # The clip alone, where the server adds the noise later.
         return Effect.CONTRACTION if stage == "update" and self.placement != "client" else Effect.MECHANISM
 
+    def check(self, setting: Setting) -> None:
+        if self.integer and self.placement != "client":
+            takes = "is for clients' noise, and the server's is in floating point: set defense.placement = 'client'"
+            raise ConfigError("defense.arithmetic", "integer", takes)
+
+    def deployed(self) -> FedSDP:
+        return integer_noise(self) if self.placement == "client" else self
+
     def mechanism(self, setting: Setting) -> Mechanism:
         """Clips an update to C. Adds noise σC to the update, or at the server to the weighted sum of a round."""
         clip = Clip(self.bound(setting), self.clip_scope)
         noise = self.multiplier(setting)
         if self.placement == "client":
-            return Mechanism(clip, noise)
+            return Mechanism(clip, noise).on_grid(setting) if self.integer else Mechanism(clip, noise)
         draws = setting.per_round if self.placement == "server-each" else 1
         return Mechanism(clip, noise, spread=math.sqrt(draws) * setting.max_weight, weight=setting.max_weight)
 

@@ -29,7 +29,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect, StageContext
-from fedveil.defenses.base import Defense, Dial
+from fedveil.defenses.base import Arithmetic, Defense, Dial, integer_noise
 from fedveil.mechanisms.mechanism import Clip, Mechanism, Placed, Schedule
 
 
@@ -42,6 +42,7 @@ class NbAFL(Defense):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-3
     exposures: Annotated[int, Field(ge=1)] | None = None  # L; unset: as many as rounds
     stop: bool = False  # end after L rounds
+    arithmetic: Arithmetic = None  # of the uploads' noise
 
     name: ClassVar[str] = "nbafl"
     summary: ClassVar[str] = "clip of the local model, noise before upload and before broadcast (NbAFL, Wei et al.)"
@@ -88,7 +89,11 @@ class NbAFL(Defense):
 
     def mechanism(self, setting: Setting) -> Mechanism:
         """Flat clip C of the local model, noise on every upload."""
-        return Mechanism(Clip(Schedule(self.clip)), Schedule(self.uplink(setting) / self.clip))
+        made = Mechanism(Clip(Schedule(self.clip)), Schedule(self.uplink(setting) / self.clip))
+        return made.on_grid(setting) if self.integer else made
+
+    def deployed(self) -> NbAFL:
+        return integer_noise(self)
 
     def mechanisms(self, setting: Setting) -> list[Placed]:
         return [

@@ -32,7 +32,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.events import Claim
 from fedveil.core.setting import Setting
 from fedveil.core.stage import Effect, StageContext
-from fedveil.defenses.base import Defense, Dial, Refusal
+from fedveil.defenses.base import Arithmetic, Defense, Dial, Refusal, integer_noise
 from fedveil.mechanisms.mechanism import BroadcastNoise, ClientMechanism, Clip, Mechanism, Placed, Schedule
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class TwoDP(Defense):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-3
     omega: Factor | None = None  # ω of Theorem 6
     epsilon: Factor | None = None  # ε of Theorem 6
+    arithmetic: Arithmetic = None  # of the clients' noise
 
     name: ClassVar[str] = "2dp-fl"
     summary: ClassVar[str] = "batch noise at the client and noise in what each client receives (2dp-fl, Algorithm 1)"
@@ -88,9 +89,12 @@ class TwoDP(Defense):
     def at_client(self, setting: Setting) -> Mechanism:
         """Flat clip G of each example's gradient, noise σ_k·G on the batch sum."""
         clip, noise = Clip(Schedule(self.clip)), Schedule(self.noise * self.sigma(setting))
-        return (
-            ClientMechanism(clip, noise, factors=self.noise_factors) if self.noise_factors else Mechanism(clip, noise)
-        )
+        factors = self.noise_factors
+        made = ClientMechanism(clip, noise, factors=factors) if factors else Mechanism(clip, noise)
+        return made.on_grid(setting) if self.integer and self.noise else made
+
+    def deployed(self) -> TwoDP:
+        return integer_noise(self)
 
     def at_server(self, setting: Setting) -> BroadcastNoise:
         """Noise σ·S/U on the model that goes out."""
@@ -125,7 +129,17 @@ class TwoDP(Defense):
         clipped = mechanism.clip.examples(each, mechanism.clip.bounds(each, mask, at))
         if not self.noise:
             return clipped, None
-        return clipped, mechanism.noise(jax.tree.map(lambda a: a[0], clipped), at)
+        like = jax.tree.map(lambda a: a[0], clipped)
+        if self.integer:
+            rest = mechanism.in_units(mechanism.integer_noise(like, at), like, at)
+            return mechanism.in_units(mechanism.rounded(clipped, at), clipped, at), rest
+        return clipped, mechanism.noise(like, at)
+
+    def example_sum(self, each: Tree, mask: jax.Array, at: StageContext) -> Tree:
+        if not (self.integer and self.noise):
+            return super().example_sum(each, mask, at)
+        mechanism = self.at_client(at.setting)
+        return mechanism.noised_sum(mechanism.clip.examples(each, mechanism.clip.bounds(each, mask, at)), at)
 
     def broadcast(self, params: Tree, at: StageContext) -> Tree:
         key = at.shared if self.server_noise_mode == "same" else at.key

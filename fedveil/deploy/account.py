@@ -21,7 +21,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +50,18 @@ class Use:
     hidden: bool = False
     law: str = "gaussian"
     replace: bool = False
+    slip: float = 0.0  # of integer noise, and above zero for it alone
 
     @classmethod
     def of(cls, cost: Round) -> Use:
         z = min(value for _, value in cost.noise)
-        return cls(z, cost.steps, cost.rate, cost.hidden, cost.distribution, cost.replace)
+        return cls(z, cost.steps, cost.rate, cost.hidden, cost.distribution, cost.replace, cost.slip)
 
     @property
     def round(self) -> Round:
         law: Any = self.law
-        return Round(((1.0, self.z),), self.steps, self.rate, self.hidden, distribution=law, replace=self.replace)
+        own = Round(((1.0, self.z),), self.steps, self.rate, self.hidden, distribution=law, replace=self.replace)
+        return replace(own, slip=self.slip)
 
 
 @dataclass(frozen=True)
@@ -144,11 +146,12 @@ class NodeLedger:
     def _within(entries: Sequence[Entry], limits: Limits) -> float:
         """ε after the last entry, by the privacy filter of the budget; raises `Refused` if it exceeds the budget."""
         assert limits.epsilon is not None
-        budget = RenyiFilter.for_budget(limits.epsilon, limits.delta)
         uses = [entry.use(limits.unit, limits.adjacency) for entry in entries]
+        slip = math.fsum(use.slip for use in uses if use is not None)
+        budget = RenyiFilter.suiting(limits.epsilon, limits.delta, slip)
         costs = [math.inf if use is None else budget.cost(use.round) for use in uses]
         after = budget.epsilon(costs)
-        if not budget.allows(costs):
+        if not budget.allows(costs, slip):
             spent = budget.epsilon(costs[:-1])
             raise Refused(
                 f"over budget: {spent:.4g} of ε = {limits.epsilon:g} is spent (δ = {limits.delta:g}, unit {limits.unit}, "
@@ -212,9 +215,9 @@ def _entry(line: dict[str, Any]) -> Entry:
 def _use(values: dict[str, Any]) -> Use:
     """A use from the file; raises ValueError for values that no round can have."""
     use = Use(**values)
-    numbers = type(use.z) in (int, float) and type(use.rate) in (int, float) and type(use.steps) is int
+    numbers = all(type(n) in (int, float) for n in (use.z, use.rate, use.slip)) and type(use.steps) is int
     kinds = type(use.hidden) is bool and type(use.replace) is bool and use.law in ("gaussian", "laplace")
-    if not (numbers and kinds and use.z > 0 and 0 <= use.rate <= 1 and use.steps >= 1):
+    if not (numbers and kinds and use.z > 0 and 0 <= use.rate <= 1 and use.steps >= 1 and 0 <= use.slip < 1):
         raise ValueError(f"no round has the cost {str(values)[:60]}")
     return use
 

@@ -32,7 +32,7 @@ from fedveil.data.dataset import Dataset, Part
 from fedveil.data.partition import Partition
 from fedveil.deploy import encoding
 from fedveil.deploy.files import Member
-from fedveil.deploy.limits import SUMMED, check_deployable
+from fedveil.deploy.limits import SUMMED, deployable
 from fedveil.deploy.messages import (
     BadMessage,
     Introduction,
@@ -135,8 +135,7 @@ def conduct(
 ) -> dict[str, Any]:
     """Starts or resumes a deployed training; returns the document that `deploy run --json` prints."""
     with folder.locked(), _failure_in(folder):
-        config = resolve(config)
-        check_deployable(config, test=terms.test)
+        config = deployable(resolve(config), test=terms.test)
         return _DeployedRun(config, transport, folder, terms, progress).run()
 
 

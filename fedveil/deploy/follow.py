@@ -11,7 +11,7 @@ from fedveil.config import Config, load, resolve, to_toml
 from fedveil.core.errors import ConfigError, FedveilError, Interrupted, RunError
 from fedveil.deploy.coordinator import Terms
 from fedveil.deploy.files import Federation
-from fedveil.deploy.limits import check_deployable
+from fedveil.deploy.limits import deployable
 from fedveil.deploy.processes import listening
 from fedveil.runs import RunFolder
 
@@ -24,8 +24,7 @@ GRACE = 15.0  # seconds between the end of a run in Flower and its result in the
 
 def checked(federation: Federation, config: Config, *, test: bool = False) -> Config:
     """The resolved config; raises `ConfigError` if it cannot be deployed on this federation."""
-    config = resolve(config)
-    check_deployable(config, test=test)
+    config = deployable(resolve(config), test=test)
     if config.data.clients != federation.nodes:
         takes = f"must equal the number of nodes in the federation, which is {federation.nodes}"
         raise ConfigError("data.clients", config.data.clients, takes)

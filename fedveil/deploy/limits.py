@@ -59,6 +59,7 @@ class Limits(_Table):
     adjacency: Literal["zero-out", "replace"] = Field(
         "zero-out", description="whether the unit is removed (zero-out) or replaced"
     )
+    floating: bool = Field(False, description="whether noise in floating point is accepted where integer noise exists")
     unaccounted: bool = Field(False, description="whether rounds without a certificate are accepted")
 
     @property
@@ -184,6 +185,15 @@ def _check_sums(config: Config) -> None:
             raise ConfigError("defense.selection", defense.name, takes)
 
 
+def deployable(config: Config, *, test: bool = False) -> Config:
+    """The config as it runs on real machines: checked, and with integer noise unless it says otherwise.
+
+    Test mode changes nothing: it compares a run with a simulation of the same config.
+    """
+    check_deployable(config, test=test)
+    return config if test else config.model_copy(update={"defense": tuple(d.deployed() for d in config.defense)})
+
+
 def check_size(limits: Limits, rounds: int, steps: int, parameters: int) -> None:
     """Raises `Refused` if a request would cost more than this node gives to one round, before anything is computed."""
     if limits.rounds is not None and rounds > limits.rounds:
@@ -199,6 +209,10 @@ def check(limits: Limits, defenses: Sequence[Defense], use: Round | None, why: s
     names = [d.name for d in defenses]
     if limits.defenses is not None and not set(names) <= set(limits.defenses):
         raise Refused(f"this node accepts the defences {', '.join(limits.defenses)}, not {'+'.join(names)}")
+    floating = [d.name for d in defenses if d.floats_by_choice]
+    if floating and not limits.floating:
+        told = "this node accepts noise in whole numbers alone: leave defense.arithmetic out, or set it to 'integer'"
+        raise Refused(f"{told}, requested: 'float' for {'+'.join(floating)}")
     if limits.clip is not None:
         clips = [bound for d in defenses for bound in d.clip_bounds()]
         if not clips or max(clips) > limits.clip:

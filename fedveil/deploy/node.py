@@ -160,7 +160,7 @@ def smallest_multiplier(home: Path, config: Config) -> float | None:
     for number in (0, (config.train.rounds or 1) - 1):
         request = Request("", number, node.client, fingerprint(home / "key.pub"), text, size, 1.0, 1.0, -1)
         made = NodeRound(home, request)
-        use, _ = made._cost(made._checked(resolve(config)), limits.unit, limits.adjacency)
+        use, _ = made._cost(made._checked(limiting.deployable(resolve(config))), limits.unit, limits.adjacency)
         found += [] if use is None else [min(z for _, z in use.noise)]
     return min(found) if len(found) == 2 else None
 
@@ -223,11 +223,10 @@ class NodeRound:
             raise Refused(f"test mode (noise that the server knows) is not allowed by this node's {limiting.FILE}")
         try:
             config = resolve(_config(request.config, self.node.limits))
-            limiting.check_deployable(config, test=request.test)
             if config.train.secure_aggregation != self.secure:
                 way = "by secure aggregation alone" if config.train.secure_aggregation else "without secure aggregation"
                 raise Refused(f"this config is for updates that are sent {way}")
-            return self._checked(config)
+            return self._checked(limiting.deployable(config, test=request.test))
         except ConfigError as error:  # its text is about the request alone
             raise Refused(str(error)) from None
 

@@ -17,6 +17,7 @@ from fedveil.deploy.processes import listening
 
 Row = dict[str, Any]
 FLOATING_POINT = "not certified against a server that exploits floating point"
+ADAPTIVE = "for requests that were fixed beforehand; the budget also holds if each request depends on earlier answers"
 
 
 def of_node(home: Path) -> Row:
@@ -62,16 +63,24 @@ def _account(entries: Sequence[Entry], unit: str, adjacency: str, delta: float) 
     """ε of all rounds under one neighbouring relation, by the rule `realised`."""
     epsilon = total(entries, unit, delta, adjacency)
     known = math.isfinite(epsilon)
+    uses = [entry.use(unit, adjacency) for entry in entries]
+    whole = all(use is not None and use.slip > 0 for use in uses)
     return {
         "tap": "server",
         "unit": unit,
         "rule": "realised",
-        "certified": False,
+        "certified": known and whole,
         "adjacency": adjacency,
         "epsilon": epsilon if known else None,
         "delta": delta if known else None,
-        "reason": FLOATING_POINT if known else "a round was sent without a certificate for this unit, or in test mode",
+        "reason": _why(known, whole),
     }
+
+
+def _why(known: bool, whole: bool) -> str:
+    if not known:
+        return "a round was sent without a certificate for this unit, or in test mode"
+    return ADAPTIVE if whole else FLOATING_POINT
 
 
 def of_federation(federation: Federation) -> Row:

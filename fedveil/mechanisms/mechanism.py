@@ -6,19 +6,23 @@ and `sensitivity` take the point of the run, with traced numbers when a round is
 
 Sensitivity is the norm that one unit's contribution can have in the value that is noised, zero-out adjacency: L2 for
 Gaussian, L1 for Laplace noise.
+
+With a `grid` contributions are rounded to whole numbers and the noise is a whole number (docs/integer-noise.md): the
+sensitivity is that of the integers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from fedveil.core.events import Release
 from fedveil.core.setting import Setting
 from fedveil.core.stage import AccountPoint, Point, StageContext
 from fedveil.core.system import check_memory
+from fedveil.mechanisms.grid import Grid
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -32,6 +36,7 @@ Scalar = Any  # a float, a numpy array over rounds, or a traced scalar
 Shape = Literal["linear", "staircase", "exponential", "cosine"]
 ROUND = 400  # bytes that the account of one round takes where rounds differ
 STAIRS = 5  # steps of the staircase
+COINS = 0x636F696E  # keeps the coins of the rounding apart from the noise
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,7 @@ class Mechanism:
     distribution: Literal["gaussian", "laplace"] = "gaussian"
     spread: float = 1.0
     weight: float = 1.0
+    grid: Grid | None = field(default=None, repr=False)  # of integer noise; None: noise in floating point
 
     @property
     def noisy(self) -> bool:
@@ -162,7 +168,31 @@ class Mechanism:
 
     def sensitivity(self, at: Point) -> Scalar:
         """The largest norm of one contribution in the value that is noised."""
+        if self.grid is None:
+            return self.reach(at)
+        square = self.grid.accounted_square(self.scale(at) / self.reach(at))
+        return self.scale(at) / self.grid.sigma * square**0.5
+
+    def reach(self, at: Point) -> Scalar:
+        """The largest norm of one contribution after the clip, before it is rounded."""
         return self.weight * self.clip.at(at) * self.clip.reach(at.setting, 1 if self.distribution == "laplace" else 2)
+
+    def on_grid(self, setting: Setting) -> Self:
+        """This mechanism with noise in whole numbers."""
+        if not setting.values:
+            raise ValueError("integer noise needs Setting.values: let the defence's counts_values be True")
+        if self.distribution != "gaussian" or self.weight != 1.0 or self.clip.median:
+            raise ValueError(
+                "integer noise is Gaussian, on contributions of weight one that are clipped to a public bound"
+            )
+        ends = (AccountPoint(setting, number, setting.lr_at(number)) for number in (0, max(0, setting.rounds - 1)))
+        loudest = max(float(self.scale(at) / self.reach(at)) for at in ends) * self.loudness
+        return replace(self, grid=Grid.fitting(loudest, setting.values)) if loudest > 0 else self
+
+    @property
+    def loudness(self) -> float:
+        """The largest noise of any client over the smallest, which is accounted."""
+        return 1.0
 
     # --- what runs
 
@@ -184,11 +214,62 @@ class Mechanism:
     def add_noise(self, value: Tree, at: StageContext, key: jax.Array | None = None) -> Tree:
         from fedveil.random import noise
 
+        if self.grid is not None:
+            raise ValueError("integer noise is added to contributions that were rounded one by one: use noised_sum")
         return noise.add(value, self.noise(value, at, key)) if self.noisy else value
 
     def apply(self, value: Tree, at: StageContext) -> Tree:
         """One contribution, clipped and noised."""
-        return self.add_noise(self.clip_one(value, at), at)
+        if self.grid is None:
+            return self.add_noise(self.clip_one(value, at), at)
+        import jax
+
+        return self.noised_sum(jax.tree.map(lambda a: a[None], self.clip_one(value, at)), at)
+
+    # --- what runs on a grid
+
+    def noised_sum(self, clipped: Tree, at: StageContext) -> Tree:
+        """The sum of clipped contributions, a leading axis of them, with integer noise: added up in whole numbers."""
+        import jax
+        import jax.numpy as jnp
+
+        whole = self.rounded(clipped, at)
+        drawn = self.integer_noise(jax.tree.map(lambda a: a[0], whole), at)
+        total = jax.tree.map(lambda a, n: a.sum(axis=0, dtype=jnp.int32) + n, whole, drawn)
+        return self.in_units(total, clipped, at)
+
+    def rounded(self, clipped: Tree, at: StageContext) -> Tree:
+        """Each clipped contribution in grid widths, int32, within the bound of its sum of squares."""
+        import jax
+        import jax.numpy as jnp
+
+        from fedveil.mechanisms import rounding
+        from fedveil.random import noise
+
+        assert self.grid is not None
+        width, reach = self.width(at), jnp.float32(self.grid.sigma) * self.reach(at) / self.scale(at)
+        most = rounding.largest_square(reach, self.grid.values)
+        coins = noise.quick(jax.random.fold_in(at.key, COINS))
+        return rounding.to_integers(jax.tree.map(lambda a: a / width, clipped), coins, most)
+
+    def integer_noise(self, like: Tree, at: StageContext, key: jax.Array | None = None) -> Tree:
+        """Noise in grid widths, int32, in the shape of `like`."""
+        from fedveil.random import noise
+
+        assert self.grid is not None
+        return noise.rounded_gaussian(at.key if key is None else key, like, self.grid.sigma)
+
+    def in_units(self, whole: Tree, like: Tree, at: StageContext) -> Tree:
+        """Whole numbers as values, of the type of `like`."""
+        import jax
+
+        width = self.width(at)
+        return jax.tree.map(lambda a, of: (a.astype(of.dtype) * width).astype(of.dtype), whole, like)
+
+    def width(self, at: StageContext) -> Scalar:
+        """The width of the grid."""
+        assert self.grid is not None
+        return self.scale(at) / self.grid.sigma
 
     # --- what is accounted
 
@@ -212,7 +293,8 @@ class Mechanism:
     @property
     def digest(self) -> str:
         """What names this mechanism in a transcript: all of its fields."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+        told = repr(self) if self.grid is None else repr((self, self.grid))
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -226,6 +308,10 @@ class ClientMechanism(Mechanism):
 
     def scale(self, at: Point) -> Scalar:
         return super().scale(at) * self._factor(getattr(at, "client", None))
+
+    @property
+    def loudness(self) -> float:
+        return max(self.factors) / min(self.factors)
 
     def _factor(self, client: Any) -> Scalar:
         if client is None:
@@ -322,6 +408,9 @@ class Placed:
 
     def why_none(self, setting: Setting) -> str:
         """Why no certificate covers it under this setting; empty if one does."""
+        grid = self.mechanism.grid
+        if grid is not None and not self.reason and grid.too_fine(min(self.mechanism.multipliers(setting))):
+            return "the noise is too small to be drawn in whole numbers: raise it, or set defense.arithmetic = 'float'"
         if self.reason or self.unit != "example" or setting.batching != "with-replacement":
             return self.reason
         return (
@@ -337,7 +426,11 @@ class Placed:
             check_memory("train.rounds", setting.rounds, ROUND * setting.rounds, instead)
         by_round = mechanism.multipliers(setting) if mechanism.varies else ()
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("mechanism", "reason")}
+        grid = mechanism.grid
         return Release(
+            arithmetic="float" if grid is None else "integer",
+            slip=0.0 if grid is None else grid.slip,
+            sum_slip=0.0 if grid is None else grid.sum_slip(setting.clients),
             distribution=mechanism.distribution,
             multiplier=min(by_round) if by_round else float(mechanism.multiplier_at(setting, 0)),
             by_round=by_round,

@@ -1,7 +1,7 @@
 """Rounding to whole numbers without a norm above a bound: conditional randomised rounding (Kairouz, Liu and Steinke 2021).
 
 A contribution x of norm at most R, in units of the grid, is rounded up or down at random, so that its mean stays x. The
-norm can grow; `largest_square` bounds its square so that a draw rarely exceeds it. Where one does, or where x was longer
+norm can grow; `usual_square` bounds its square so that a draw rarely exceeds it. Where one does, or where x was longer
 than it should have been, the numbers are rounded towards zero, and if that is still too long the contribution is zero. So
 the bound holds for every input and every coin: it is checked on the integers, in integers.
 
@@ -11,30 +11,25 @@ others do not depend on it.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedveil.mechanisms import clip
+from fedveil.mechanisms.grid import LARGEST_SQUARE, usual_square
 from fedveil.random import noise
 
 Array = jax.Array
 Tree = Any
 
-EXCEEDED = 1e-3  # β: at most this share of contributions is rounded towards zero
-LARGEST_SQUARE = 2**29  # so that no sum of squares overflows
 COIN_BITS = 16
 
 
-def largest_square(reach: float, values: int) -> int:
-    """The largest sum of squares of a rounded contribution of `values` numbers with norm `reach`.
-
-    With probability 1 − β randomised rounding stays below R² + d/4 + √(2·ln(1/β))·(R + √d/2); it never exceeds (R + √d)².
-    """
-    usual = reach**2 + values / 4.0 + math.sqrt(-2.0 * math.log(EXCEEDED)) * (reach + math.sqrt(values) / 2.0)
-    return math.floor(min(usual, (reach + math.sqrt(values)) ** 2))
+def largest_square(reach: Any, values: int) -> Any:
+    """`usual_square` as a whole number: what `to_integers` allows."""
+    found = usual_square(reach, values, jnp.minimum)
+    return jnp.floor(jnp.minimum(found, 1.0 * LARGEST_SQUARE)).astype(jnp.int32)
 
 
 def to_integers(each: Tree, key: Array, most: Array | int) -> Tree:

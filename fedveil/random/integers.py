@@ -4,8 +4,8 @@ The distribution is that of round(N) with N normal, mean zero and standard devia
 round(x + N): what is released is post-processing of the Gaussian mechanism, so every bound for that mechanism holds, also
 those for samples. docs/integer-noise.md has the proofs.
 
-No floating-point number is drawn. The probabilities P(|round(N)| ≤ k) are computed with 192 bits and kept with 95: a draw
-compares 95 random bits with them and takes one more for the sign. What that and the cut at 11.5σ change is bounded by
+No floating-point number is drawn. The probabilities P(|round(N)| ≤ k) are computed with 192 bits and kept with 127: a draw
+compares 127 random bits with them and takes one more for the sign. What that and the cut at 13.2σ change is bounded by
 `slip`, in total variation for each number drawn; an account takes it off δ.
 
 A sum of t such numbers, each of standard deviation s, is not round(N) of the sum's variance, but close to the rounding of a
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     import jax
 
 BITS = 192  # of a fixed-point number while the table is made
-KEPT = 95  # bits of a threshold
-CUT = 11.5  # standard deviations; P(|N| > 11.5σ) < 2⁻⁹⁹
+KEPT = 127  # bits of a threshold
+CUT = 13.2  # standard deviations; P(|N| > 13.2σ) < 2⁻¹²⁹
+WORDS = (96, 64, 32, 0)  # where the words of a threshold begin, the most significant first
 SMALLEST, LARGEST = 2.0, 2.0**17  # σ
 MOST = 10**6  # numbers in a sum
 ONE = 1 << BITS
@@ -37,14 +38,14 @@ ONE = 1 << BITS
 
 @lru_cache(maxsize=16)
 def thresholds(sigma: float) -> np.ndarray:
-    """[3, n] words of 32 bits, the most significant first: number k is 2⁹⁶·P(|round(N)| ≤ k), rounded down to even."""
+    """[4, n] words of 32 bits, the most significant first: number k is 2¹²⁸·P(|round(N)| ≤ k), rounded down to even."""
     masses = _masses(sigma)
     total, below, made = sum(masses), 0, []
     for mass in masses[:-1]:
         below += mass
         made.append((below << KEPT) // total << 1)
-    words = np.empty((3, len(made)), np.uint32)
-    for row, shift in enumerate((64, 32, 0)):
+    words = np.empty((4, len(made)), np.uint32)
+    for row, shift in enumerate(WORDS):
         words[row] = [threshold >> shift & 0xFFFFFFFF for threshold in made]
     words.setflags(write=False)
     return words
@@ -119,13 +120,13 @@ def rounded_gaussian(key: jax.Array, shape: tuple[int, ...], sigma: float) -> ja
     import jax
     import jax.numpy as jnp
 
-    words = jax.random.bits(key, (3, *shape), jnp.uint32)
+    words = jax.random.bits(key, (len(WORDS), *shape), jnp.uint32)
     size = _below(jnp.asarray(thresholds(sigma)), words)
-    return jnp.where(words[2] & 1 == 1, -size, size)
+    return jnp.where(words[-1] & 1 == 1, -size, size)
 
 
 def _below(table: jax.Array, words: jax.Array) -> jax.Array:
-    """How many thresholds are at most the number that three words spell: a binary search on the first word, then on all.
+    """How many thresholds are at most the number that the words spell: a binary search on the first word, then on all.
 
     Thresholds that share a first word are searched by the others. That is rare in the middle, and the whole tail.
     """
@@ -138,8 +139,10 @@ def _below(table: jax.Array, words: jax.Array) -> jax.Array:
     def step(bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bounds
         middle = (low + high) // 2
-        second, third = table[1][middle], table[2][middle]
-        at_most = (second < words[1]) | ((second == words[1]) & (third <= words[2]))
+        at_most = table[-1][middle] <= words[-1]
+        for row in reversed(range(1, len(WORDS) - 1)):
+            own = table[row][middle]
+            at_most = (own < words[row]) | ((own == words[row]) & at_most)
         open_ = low < high
         return jnp.where(open_ & at_most, middle + 1, low), jnp.where(open_ & ~at_most, middle, high)
 
@@ -152,8 +155,8 @@ def _below(table: jax.Array, words: jax.Array) -> jax.Array:
 
 def slip(sigma: float) -> float:
     """A bound on the total variation between a number as it is drawn and round(N)."""
-    # Each threshold is off by 2⁻⁹⁵ and by the errors of the fixed-point arithmetic, which are smaller; then the cut.
-    return (cut(sigma) + 2) * 2.0**-94 + 2.0**-99
+    # Each threshold is off by 2⁻¹²⁷ and by the errors of the fixed-point arithmetic, which are smaller; then the cut.
+    return (cut(sigma) + 2) * 2.0**-126 + 2.0**-129
 
 
 def sum_slip(s: float, count: int) -> float:

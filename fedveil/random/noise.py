@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedveil.random import secure
+from fedveil.random import integers, secure
 
 Array = jax.Array
 Tree = Any
@@ -71,6 +71,17 @@ def laplace(key: Array, like: Tree, scale: Array | float) -> Tree:
     if is_secure(key):
         return shaped(like, scale * secure.laplace(key, _count(like), dtype))
     return shaped(like, scale * jax.random.laplace(key, (_count(like),), dtype))
+
+
+def rounded_gaussian(key: Array, like: Tree, sigma: float) -> Tree:
+    """Independent rounded normal numbers, int32, in the shape of `like`."""
+    return shaped(like, integers.rounded_gaussian(key, (_count(like),), sigma))
+
+
+def quick(key: Array) -> Array:
+    """A key of the quick generator, for coins that need not be secret."""
+    words = jax.random.bits(key, (2,), jnp.uint32)
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 def is_secure(key: Array) -> bool:

@@ -27,6 +27,7 @@ SMALL = {
 
 # Limits of a node that takes part in everything that is certified.
 WIDE = "[limits]\nsteps = 1000\nrounds = 1000\nepsilon = 1e6\nmultiplier = 1e-9\nclip = 1e9\nclip_min = 1e-12\n"
+WIDE += "floating = true\n"
 # Limits of a node that takes part in anything.
 UNACCOUNTED = "[limits]\nsteps = 1000\nrounds = 1000\nunaccounted = true\n"
 

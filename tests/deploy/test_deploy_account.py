@@ -218,6 +218,6 @@ def test_the_file_says_what_was_spent(ledger: NodeLedger) -> None:
     assert use.z == 2.34567 and use.round.steps == 3
     ledger.spend(entry(use=use), Limits())
     line = json.loads((ledger.path.parent / FILE).read_text().splitlines()[1])
-    spent = {"z": 2.34567, "steps": 3, "rate": 0.25, "hidden": True, "law": "gaussian", "replace": False}
+    spent = {"z": 2.34567, "steps": 3, "rate": 0.25, "hidden": True, "law": "gaussian", "replace": False, "slip": 0.0}
     assert line["uses"]["example"] == {"zero-out": spent, "replace": {**spent, "replace": True}}
     assert total([], "example", 1e-5) == 0.0

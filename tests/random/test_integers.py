@@ -48,21 +48,28 @@ def exact_erf(x: Fraction, bits: int = 700) -> Fraction:
 
 
 @pytest.mark.parametrize("sigma", [2.0, 5.3, 201.7])
-def test_thresholds_are_those_of_a_gaussian_to_ninety_bits(sigma: float) -> None:
+def test_thresholds_are_those_of_a_gaussian_to_120_bits(sigma: float) -> None:
     words = integers.thresholds(sigma)
     root = Fraction(math.isqrt(2 << 400), 1 << 200)
     for k in {0, 1, 2, int(sigma), int(3 * sigma), int(6 * sigma), words.shape[1] - 1}:
-        found = sum(int(words[row, k]) << shift for row, shift in enumerate((64, 32, 0)))
-        wanted = exact_erf((Fraction(k) + Fraction(1, 2)) / (Fraction(sigma) * root)) * 2**96
-        assert abs(found - wanted) <= 2**96 * Fraction(integers.slip(sigma)) / 10
+        found = sum(int(words[row, k]) << shift for row, shift in enumerate(integers.WORDS))
+        wanted = exact_erf((Fraction(k) + Fraction(1, 2)) / (Fraction(sigma) * root)) * 2**128
+        assert abs(found - wanted) <= 2**128 * Fraction(integers.slip(sigma)) / 10
 
 
 def test_the_search_counts_thresholds_exactly() -> None:
     table = integers.thresholds(40.0)
-    whole = [sum(int(table[r, k]) << s for r, s in enumerate((64, 32, 0))) for k in range(table.shape[1])]
-    tried = [0, 1, 2**96 - 1, *(t + step for t in whole for step in (-2, -1, 0, 1, 2)), *(t ^ 1 << 40 for t in whole)]
-    tried = [t for t in tried if 0 <= t < 2**96]
-    words = np.array([[t >> s & 0xFFFFFFFF for t in tried] for s in (64, 32, 0)], np.uint32)
+    whole = [sum(int(table[r, k]) << s for r, s in enumerate(integers.WORDS)) for k in range(table.shape[1])]
+    tried = [
+        0,
+        1,
+        2**128 - 1,
+        *(t + step for t in whole for step in (-2, -1, 0, 1, 2)),
+        *(t ^ 1 << 40 for t in whole),
+        *(t ^ 1 << 80 for t in whole),
+    ]
+    tried = [t for t in tried if 0 <= t < 2**128]
+    words = np.array([[t >> s & 0xFFFFFFFF for t in tried] for s in integers.WORDS], np.uint32)
     found = np.asarray(integers._below(jax.numpy.asarray(table), jax.numpy.asarray(words)))
     assert found.tolist() == [bisect_right(whole, t) for t in tried]
 
