@@ -19,7 +19,7 @@ from fedveil.advice.quick import Recipe, Records, accuracy
 from fedveil.data.dataset import Dataset, Part
 from fedveil.data.scatter import scattered
 
-MOST_RECORDS, MOST_HELD = 20_000, 5_000  # of the stand-in that the search reads
+MOST_RECORDS = 20_000  # of the stand-in that the search reads
 ALWAYS = len(CLIPS) * len(STEPS)  # trainings that are made however little time there is
 KEPT = 3  # settings of a kind that reach the second stage
 REACH = 14  # doublings of ε or of the clients that are tried before giving up
@@ -61,8 +61,8 @@ class Search:
             rng = np.random.default_rng(0)
             parts = []
             dataset = self.view(kind.features)
-            for part, most in ((dataset.train, MOST_RECORDS), (dataset.held_out, MOST_HELD)):
-                rows = rng.permutation(len(part))[:most]
+            for part in (dataset.train, dataset.held_out):
+                rows = rng.permutation(len(part))[:MOST_RECORDS]
                 parts.append(_seen(part.take(rows), dataset.scale))
             (x, y), (x_held, y_held) = parts
             self._records[kind.features] = Records(x, y, x_held, y_held, dataset.classes)

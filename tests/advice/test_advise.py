@@ -89,6 +89,8 @@ def test_a_stand_in_has_the_asked_form(embedded):
     assert found.dataset.train.y.max() == 3
     assert "the first 4 of its 10 classes" in found.says and "resized to 20 x 16 x 3" in found.says
     assert found.copies == -(-6000 // len(found.dataset.train)) and f"up to {found.copies} clients" in found.says
+    few = stand_in(question(ASKED)).dataset
+    assert len(few.train) == 1200 and len(few.held_out) <= 5000
     table = stand_in(question({**ASKED, "shape": (40,), "classes": 3}))
     assert table.name == "cancer" and table.dataset.shape == (40,) and "only 2 classes" in table.says
 
