@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fedveil.report.write import report
     from fedveil.run_account import account, calibrate
     from fedveil.sweeps.run import sweep
+    from fedveil.sweeps.tune import tune
     from fedveil.training import train
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "save_model",
     "sweep",
     "train",
+    "tune",
 ]
 
 # The module and the function of each name. `audit`, `federation` and `report` are modules too, which can be called.
@@ -65,6 +67,7 @@ FUNCTIONS = {
     "audit": ("fedveil.audit.run", "audit"),
     "report": ("fedveil.report.write", "report"),
     "sweep": ("fedveil.sweeps.run", "sweep"),
+    "tune": ("fedveil.sweeps.tune", "tune"),
     "advise": ("fedveil.advice.advise", "advise"),
     "federation": ("fedveil.federation", "federation"),
     "register_defense": ("fedveil.defenses.catalog", "register_defense"),

@@ -240,3 +240,28 @@ def _assumed(account: Account, transcript: Transcript) -> tuple[str, ...]:
     made += [APART] if account.unit == "image" else []
     made += [WHOLE if account.release.arithmetic == "integer" else FLOATING]
     return tuple(made)
+
+
+def tuned(
+    transcripts: Sequence[Transcript], unit: str, adjacency: str, delta: float, mean: float
+) -> tuple[float | None, tuple[str, ...]]:
+    """ε of the model that is the best of K trainings, each of one of these plans at random; and what it assumes.
+
+    K is geometric with this mean. All plans must have the same accounts: else no ε is given. The adversary sees the
+    released model alone.
+    """
+    from fedveil.accounting.tuning import tuned_epsilon
+
+    plans = [[a for a in _every(t.charged) if (a.unit, a.adjacency) == (unit, adjacency)] for t in transcripts]
+    if any([a.rounds for a in plan] != [a.rounds for a in plans[0]] for plan in plans):
+        return None, ()
+    best: tuple[float | None, tuple[str, ...]] = None, ()
+    for account in plans[0]:
+        if account.tap not in CHAIN[: CHAIN.index("release") + 1] or account.release.every_round:
+            continue
+        found = [tuned_epsilon(rounds, delta, mean, 1.0) for rounds in account.rounds]
+        known = [epsilon for epsilon in found if epsilon is not None]
+        if len(known) == len(found) and (best[0] is None or max(known, default=0.0) < best[0]):
+            assumed = (*account.assumptions, *account.release.assumes, *_assumed(account, transcripts[0]), OUTSIDE[0])
+            best = max(known, default=0.0), assumed
+    return best

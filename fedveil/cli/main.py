@@ -279,6 +279,21 @@ def sweep(
     run_sweep(file, settings or [], out, workers, minutes, json)
 
 
+@app.command("tune")
+def tune(
+    file: FileArgument = None,
+    settings: SetOption = None,
+    trials: Annotated[float, Option("--trials", help="Mean number of trainings; the actual one is secret.")] = 10.0,
+    delta: DeltaOption = None,
+    out: Annotated[str | None, Option("--out", help="Folder for the best model, its config and its account.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Choose among the settings in [sweep] by private trainings, and count the choice in ε."""
+    from fedveil.cli.tune import run_tune
+
+    run_tune(file, settings or [], out, trials, delta, json)
+
+
 @app.command("lab")
 def lab(
     file: FileArgument = None,

@@ -38,7 +38,7 @@ def sweep(
     `workers`: cells at a time, each in its own process. `seconds`: start no new cell after this time. `progress`: called
     with the cells, the cache of results and the progress whenever a cell begins or ends.
     """
-    cells = cells_of(_document(settings))
+    cells = cells_of(document_of(settings))
     if out == "":
         raise ConfigError("out", out, "takes a folder: leave it out to write none")
     if isinstance(workers, bool) or workers < 1:
@@ -50,7 +50,8 @@ def sweep(
     return replace(done, files=write_files(done, Path(out)))
 
 
-def _document(settings: Settings) -> Mapping[str, Any]:
+def document_of(settings: Settings) -> Mapping[str, Any]:
+    """What a caller's settings say, with their section `sweep`."""
     if isinstance(settings, Config):
         raise ConfigError(
             "settings", "a Config", "takes the path of a TOML file or nested dicts: a Config has no lists"
