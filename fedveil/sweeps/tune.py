@@ -5,7 +5,7 @@ cost: a random number K of trainings is made, each with settings drawn at random
 released. K is geometric, drawn in secret, and neither printed nor stored; nor are the other trainings' results.
 
 All settings in the list must cost the same ε for one training: learning rates, momentum, clips (noise is a multiple of the
-clip). The ε is that of the released model. Whoever sees messages during training sees all K trainings: no other tap has an ε.
+clip). The ε is that of the released model. Who sees messages during training sees all K trainings: no other tap has an ε.
 """
 
 from __future__ import annotations

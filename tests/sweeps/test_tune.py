@@ -90,7 +90,8 @@ def test_the_best_of_the_trainings_is_chosen(monkeypatch):
     results = iter([(0.3, 1.0), (0.9, float("nan")), (0.7, 1.0), (0.6, 1.0)])
     made = [SimpleNamespace(accuracy=a, loss=loss) for a, loss in results]
     monkeypatch.setattr(module, "prepare", lambda config: None)
-    monkeypatch.setattr("fedveil.training.train", lambda federation, left=iter(made): next(left))
+    left = iter(made)
+    monkeypatch.setattr("fedveil.training.train", lambda federation: next(left))
     _, done, _ = module._best(module._candidates({**BASE, "sweep": SWEEP}), 4)
     assert done is made[2]
 
