@@ -239,10 +239,9 @@ class CanaryPath(Path):
 
     def put(self, records: np.ndarray) -> tuple[int, ...]:
         """Writes records [n, ...] into the free rows; returns the rows."""
-        x = np.array(self.simulator.x)  # on the host: on the device, every number of records would be a program
+        x = self.simulator.x
         rows = slice(self.first, self.first + len(records))
-        x[rows] = records
-        self.simulator = self.simulator.variant(x=jax.device_put(x))
+        self.simulator = self.simulator.variant(x=x.at[rows].set(jnp.asarray(records, x.dtype)))
         return tuple(range(rows.start, rows.stop))
 
 

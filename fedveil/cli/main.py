@@ -323,7 +323,9 @@ def lab(
 
 @app.command("report")
 def report(
-    runs: Annotated[list[str], Argument(metavar="RUN...", help="Run folders; several are compared.")],
+    runs: Annotated[
+        list[str], Argument(metavar="RUN...", help="Run folders, or a folder of runs; several are compared.")
+    ],
     out: Annotated[
         str | None, Option("--out", help="Page to write (default: report.html in the run, or beside the runs).")
     ] = None,
@@ -332,12 +334,16 @@ def report(
     pdf: Annotated[str | None, Option("--pdf", help="Folder for the charts as PDF.")] = None,
     pgf: Annotated[str | None, Option("--pgf", help="Folder for the charts as PGF, for LaTeX.")] = None,
     tables: Annotated[str | None, Option("--tables", help="Folder for the tables as CSV and LaTeX.")] = None,
+    registry: Annotated[
+        str | None,
+        Option("--registry", help="TOML file of facts: also write entries for OpenDP's deployments registry."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Write one HTML page: what leaks, to whom, at which ε and accuracy, with charts, pictures and assumptions."""
     from fedveil.cli.report import run_report
 
-    run_report(runs, out, {"svg": svg, "png": png, "pdf": pdf, "pgf": pgf}, tables, json)
+    run_report(runs, out, {"svg": svg, "png": png, "pdf": pdf, "pgf": pgf}, tables, registry, json)
 
 
 @app.command("bench")

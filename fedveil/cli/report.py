@@ -13,10 +13,15 @@ FORMS = ("svg", "png", "pdf", "pgf")  # of charts
 
 
 def run_report(
-    folders: list[str], out: str | None, charts: Mapping[str, str | None], tables: str | None, json: bool
+    folders: list[str],
+    out: str | None,
+    charts: Mapping[str, str | None],
+    tables: str | None,
+    registry: str | None,
+    json: bool,
 ) -> None:
     """Writes the page, the charts in each form that was requested, and the tables; prints the paths."""
-    document = report(folders, out, tables=tables, **charts).as_dict()
+    document = report(folders, out, tables=tables, registry=registry, **charts).as_dict()
     if json:
         show.print_json(document)
     else:
@@ -35,7 +40,7 @@ def _print(document: Mapping[str, Any]) -> None:
         accuracy = "not measured" if run["accuracy"] is None else f"{run['accuracy']:.4g}{_beside(run)}"
         verdicts = ", ".join(f"{tap} {seat['verdict']}" for tap, seat in run["seats"].items())
         print(f"{run['label']}: accuracy {accuracy}; {verdicts}")
-    for key in (*FORMS, "tables"):
+    for key in (*FORMS, "tables", "registry"):
         if document[key]:
             print(f"{key}: {', '.join(document[key])}")
     print(f"report: {document['report']}")

@@ -26,14 +26,15 @@ class Figure:
     """One chart of the report."""
 
     name: str
-    section: str  # training, privacy or attacks
+    section: str  # set, training, privacy or attacks
     chart: Chart
     note: str
 
 
 def figures(runs: Sequence[Run]) -> list[Figure]:
     """All charts that the runs have numbers for."""
-    made = [_accuracy(runs), _loss(runs), *(_epsilon(run, len(runs) > 1) for run in runs), _norms(runs), _heat(runs)]
+    several = [_epsilon(run, len(runs) > 1) for run in runs]
+    made = [_tradeoff(runs), _accuracy(runs), _loss(runs), *several, _norms(runs), _heat(runs)]
     return [figure for figure in (*made, *_rocs(runs)) if figure is not None]
 
 
@@ -65,6 +66,20 @@ def _accuracy(runs: Sequence[Run]) -> Figure | None:
     known = {run.chance for run in runs}
     chance = [Reference("chance", value) for value in known if value is not None and len(known) == 1]
     return Figure("accuracy", "training", line_chart(lines, frame, chance), note)
+
+
+def _tradeoff(runs: Sequence[Run]) -> Figure | None:
+    """Accuracy against the ε of one record in the final model, one point for each run that has both."""
+    points = [(run, run.best("release", "example"), run.scores[0]) for run in runs]
+    made = [Series(run.label, [row.epsilon or 0.0], [y]) for run, row, y in points if row is not None and y is not None]
+    if len(runs) < 2 or not made:
+        return None
+    bare = [Reference(f"{run.label}, no ε", y) for run, row, y in points if row is None and y is not None]
+    frame = Frame("Accuracy and ε", "ε of one record, final model", "accuracy", y_range=(0, 1), width=WIDE, height=HIGH)
+    note = (
+        "Up and to the left is better. Runs without a certificate have no place on the axis: a line is their accuracy."
+    )
+    return Figure("accuracy-epsilon", "set", line_chart(made, frame, bare), note)
 
 
 def _loss(runs: Sequence[Run]) -> Figure | None:

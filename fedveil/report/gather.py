@@ -117,12 +117,21 @@ def gather(paths: Sequence[Path]) -> list[Run]:
     """The runs in the given order, with labels that differ."""
     if not paths:
         raise ConfigError("RUN", None, "takes the folders of one or more runs")
-    runs = [_read(path) for path in paths]
+    runs = [_read(path) for path in expanded(paths)]
     labels = ["no defence" if run.defense == "none" else run.defense for run in runs]
     own = [
         f" ({run.path.resolve().name})" if labels.count(one) > 1 else "" for run, one in zip(runs, labels, strict=True)
     ]
     return [replace(run, label=label + name) for run, label, name in zip(runs, labels, own, strict=True)]
+
+
+def expanded(paths: Sequence[Path]) -> list[Path]:
+    """The run folders: a folder that is no run stands for the runs in it, by name."""
+    found = []
+    for path in paths:
+        inside = [] if (path / "config.toml").is_file() else sorted(one.parent for one in path.glob("*/config.toml"))
+        found += inside or [path]
+    return found
 
 
 def _read(path: Path) -> Run:

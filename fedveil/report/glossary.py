@@ -16,7 +16,6 @@ class Adversary:
     tap: str
     name: str
     sees: str
-    closes: str  # the settings that limit what this adversary can learn
 
     @property
     def inside(self) -> str:
@@ -24,32 +23,21 @@ class Adversary:
         return self.name[0].lower() + self.name[1:]
 
 
-_ON_MODEL = "noise on the sum or before it: defense.name=fed-sdp or fed-cdp"
 ADVERSARIES: dict[str, Adversary] = {
     one.tap: one
     for one in (
-        Adversary(
-            "server",
-            "The server",
-            "what each client sends, one message at a time (leakage type 0)",
-            "noise before the message leaves: defense.name=fed-cdp, or defense.name=fed-sdp with defense.placement=client. "
-            "train.secure_aggregation=true hides single messages, which is no proof by itself",
-        ),
+        Adversary("server", "The server", "what each client sends, one message at a time (leakage type 0)"),
         Adversary(
             "client",
             "An observer who reads a client's update before it leaves",
             "the same update, on the client's machine (leakage type 1)",
-            "noise while the client trains: defense.name=fed-cdp, or defense.name=fed-sdp with defense.placement=client",
         ),
         Adversary(
-            "example",
-            "An observer who watches a client train",
-            "the gradient of every single example (leakage type 2)",
-            "noise on every single gradient: defense.name=fed-cdp with defense.placement=example",
+            "example", "An observer who watches a client train", "the gradient of every single example (leakage type 2)"
         ),
-        Adversary("batch", "An observer of a client's batches", "the gradient of each batch", "defense.name=fed-cdp"),
-        Adversary("broadcast", "Any other client", "the model that goes out in every round", _ON_MODEL),
-        Adversary("release", "A recipient of the final model", "the model after the last round", _ON_MODEL),
+        Adversary("batch", "An observer of a client's batches", "the gradient of each batch"),
+        Adversary("broadcast", "Any other client", "the model that goes out in every round"),
+        Adversary("release", "A recipient of the final model", "the model after the last round"),
     )
 }
 SHOWN = (

@@ -23,23 +23,27 @@ import fedveil
 from fedveil.accounting.ledger import Row
 from fedveil.attacks.results import Stored
 from fedveil.data.pixels import png_uri
-from fedveil.report import summary
+from fedveil.report import signing, summary
 from fedveil.report.figures import Figure, figures
 from fedveil.report.gather import Run, claimed, gather
 from fedveil.report.glossary import ADJACENCY, ADVERSARIES, SHOWN, UNIT, Adversary, delta_text, percent
+from fedveil.report.hazards import hazards
 from fedveil.report.tables import FORBIDDEN, finite, number
 from fedveil.report.verdict import CLASSES, MEANS, guessed_text, rate, rebuilt_text, verdict, verdicts
 
 SECTIONS = {
     "answer": "What leaks, to whom",
-    "set": "What to set",
+    "protected": "Who is protected, against whom",
+    "set": "What was tried, and what to take",
+    "hazards": "Hazards, and who has to answer for them",
+    "sign": "Signature",
     "training": "Training",
     "privacy": "Privacy over the rounds",
     "attacks": "Attacks",
     "certificates": "Certificates and what they assume",
     "record": "Config and versions",
 }
-CERTIFICATE = ("tap", "for", "adjacency", "ε", "δ", "rule", "why")
+CERTIFICATE = ("tap", "for", "adjacency", "ε", "δ", "rule", "why", "holds if")
 
 
 def render(runs: Sequence[Path]) -> str:
@@ -55,9 +59,11 @@ def page(runs: Sequence[Run], drawn: Sequence[Figure] | None = None) -> str:
         heading=_heading(runs),
         about=_about(runs),
         warnings=_warnings(runs),
-        figures={key: [one for one in drawn if one.section == key] for key in ("training", "privacy", "attacks")},
-        advice=summary.advice(runs),
-        commands=summary.calibrations(runs),
+        figures={key: [one for one in drawn if one.section == key] for key in ("set", "training", "privacy", "attacks")},
+        choice=signing.choice(runs),
+        tried=signing.tried(runs),
+        hazards=[(run, hazards(run)) for run in runs],
+        date=signing.today(),
         picture_grids=_grids(runs),
         attack_rows=[_attack_row(run, one) for run in runs for one in sorted(run.attacks, key=_order)],
         certificates=[_certificates(run) for run in runs],
@@ -78,7 +84,8 @@ def templates() -> jinja2.Environment:
     made.filters |= {"number": number, "delta": delta_text, "rebuilt": rebuilt_text, "guessed": guessed_text}
     made.globals |= {"sections": SECTIONS, "classes": CLASSES, "means": MEANS, "unit": UNIT, "adjacency": ADJACENCY}
     made.globals |= {"shown": SHOWN, "adversaries": ADVERSARIES, "verdict": verdict, "verdicts": verdicts}
-    made.globals |= {"certificate_header": CERTIFICATE, "goal": summary.GOAL, "versions": _versions}
+    made.globals |= {"certificate_header": CERTIFICATE, "protected_header": signing.PROTECTED, "versions": _versions}
+    made.globals |= {"headline": signing.headline, "protected": signing.protected, "digests": signing.digests}
     made.globals["svg"] = lambda chart: Markup(chart.svg())
     for function in (
         summary.points, summary.measured, summary.costs, summary.used_words, summary.record_exceeds_client
@@ -195,7 +202,7 @@ def _grid(run: Run, attack: Stored) -> _Grid:
     images = found.get("images")
     part = f" Shown: the first {len(seen.truth)}." if isinstance(images, int) and images > len(seen.truth) else ""
     caption = f"{run.label}: {found['attack']}{_settings(attack)}, round {found.get('round', '–')}: {what}.{part}"
-    return _Grid(caption, 36 if seen.truth.shape[1] <= 16 else 64, rows, scores, labels)
+    return _Grid(caption, 72 if seen.truth.shape[1] <= 16 else 96, rows, scores, labels)
 
 
 def _settings(attack: Stored) -> str:
@@ -243,27 +250,32 @@ class _Certificate:
     adjacency: tuple[str, ...]
     value: tuple[float | None, float | None, str, str]  # ε, δ, rule, accountant
     reason: str
+    assumptions: tuple[str, ...] = ()
 
 
 def _certificates(run: Run) -> dict[str, Any]:
     proved = [row for row in run.ledger if row.certified]
     claims = [row for row in run.ledger if claimed(row)]
+    numbers = {line: n for n, line in enumerate(dict.fromkeys(a for row in proved for a in row.assumptions), 1)}
     return {
         "label": run.label,
         "rounds": run.rounds,
         "known": bool(run.ledger),
-        "proved": _certificate_rows(proved),
-        "claimed": _certificate_rows(claims),
-        "assumptions": list(dict.fromkeys(line for row in proved for line in row.assumptions)),
+        "proved": _certificate_rows(proved, numbers),
+        "claimed": [row[:-1] for row in _certificate_rows(claims, {})],
+        "assumptions": list(numbers),
         "why": list(dict.fromkeys(row.reason for row in run.ledger if not row.certified and not claimed(row))),
     }
 
 
-def _certificate_rows(rows: Sequence[Row]) -> list[list[object]]:
-    """Table rows; ledger rows that differ in tap, unit or adjacency alone are merged."""
+def _certificate_rows(rows: Sequence[Row], numbers: Mapping[str, int]) -> list[list[object]]:
+    """Table rows; ledger rows that differ in tap, unit or adjacency alone are merged. `numbers`: of the assumptions."""
     values = [(r.epsilon, r.delta, r.rule, r.accountant) for r in rows]
     pairs = zip(rows, values, strict=True)
-    made = [_Certificate((r.tap,), (r.unit,), (r.adjacency,), value, r.reason) for r, value in pairs]
+    made = [
+        _Certificate((r.tap,), (r.unit,), (r.adjacency,), value, r.reason, r.assumptions if numbers else ())
+        for r, value in pairs
+    ]
     for key in ("tap", "unit", "adjacency"):
         groups: dict[_Certificate, list[_Certificate]] = {}
         for one in made:
@@ -279,9 +291,21 @@ def _certificate_rows(rows: Sequence[Row]) -> list[list[object]]:
             delta_text(one.value[1]) if one.value[1] is not None else None,
             f"{one.value[2]} ({one.value[3]})",
             one.reason,
+            _ranges(sorted(numbers[line] for line in one.assumptions)),
         ]
         for one in made
     ]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """ "1–3, 5"."""
+    parts: list[list[int]] = []
+    for number_ in numbers:
+        if parts and number_ == parts[-1][-1] + 1:
+            parts[-1].append(number_)
+        else:
+            parts.append([number_])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in parts)
 
 
 def _merged(several: Sequence[_Certificate], key: str) -> _Certificate:

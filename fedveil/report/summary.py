@@ -1,29 +1,24 @@
-"""The top of the page: what leaks, to whom, at which ε and at which accuracy, and which settings limit it."""
+"""The top of the page: what leaks, to whom, at which ε and at which accuracy."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedveil.report.gather import Run
-from fedveil.report.glossary import ADVERSARIES, SHOWN, STATUS, UNIT, delta_text, limit, percent, weak
+from fedveil.report.glossary import SHOWN, STATUS, UNIT, delta_text, limit, percent
 from fedveil.report.tables import number
 from fedveil.report.verdict import (
     HINTS,
     LEAKS,
-    LIMITED,
     MEANS,
     Verdict,
     guessed_text,
     rate,
     rebuilt_text,
     tells_apart,
-    verdict,
     verdicts,
 )
-
-GOAL = 2  # the ε that the suggested commands calibrate for
 
 
 @dataclass(frozen=True)
@@ -150,33 +145,3 @@ def record_exceeds_client(runs: Sequence[Run]) -> bool:
     """Whether ε for one record is larger than for all of its client somewhere, which needs an explanation."""
     pairs = [(run.best(tap, "example"), run.best(tap, "client")) for run in runs for tap in SHOWN]
     return any(a and b and (a.epsilon or 0.0) > (b.epsilon or 0.0) for a, b in pairs)
-
-
-# --- what to set
-
-
-def advice(runs: Sequence[Run]) -> list[Point]:
-    """For each adversary that some run leaves without a limit that rules something out: the settings that give one."""
-    lines = []
-    for tap in SHOWN:
-        here = [(run, verdict(run, tap)) for run in runs]
-        if all(one.word == LIMITED for _, one in here):
-            continue
-        least = [(run, min(one.proofs, key=lambda row: row.epsilon or 0.0)) for run, one in here if one.proofs]
-        proved = [f"{run.label} has ε = {number(row.epsilon, 3)} for {UNIT[row.unit]}" for run, row in least]
-        said = f" Of these runs, {joined(proved)}." if proved and len(runs) > 1 else ""
-        lines.append(Point(ADVERSARIES[tap].name, f": {ADVERSARIES[tap].closes}.{said}"))
-    return lines
-
-
-def calibrations(runs: Sequence[Run]) -> list[str]:
-    """For each run with a weak certificate, the command that finds the noise for a small ε."""
-    commands = []
-    for run in runs:
-        firsts = [row for one in verdicts(run) for row in one.proofs[:1]]
-        rows = [row for row in firsts if weak(row.epsilon or 0.0, row.delta or 0.0)]
-        if rows:
-            worst = max(rows, key=lambda row: row.epsilon or 0.0)
-            file = shlex.quote(f"{run.path}/config.toml")
-            commands.append(f"fedveil calibrate {file} --epsilon {GOAL} --tap {worst.tap} --unit {worst.unit}")
-    return commands

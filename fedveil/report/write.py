@@ -40,18 +40,23 @@ def report(
     pdf: Folder | None = None,
     pgf: Folder | None = None,
     tables: Folder | None = None,
+    registry: Folder | None = None,
 ) -> Report:
     """Writes one HTML page about runs: what leaks, to whom, at which ε and accuracy. Several runs are compared.
 
     `runs`: a run folder, or several. `out`: the page; by default `report.html` in the run, or beside the runs. `svg`,
-    `png`, `pdf`, `pgf`: folders for the charts. `tables`: a folder for the tables as CSV and LaTeX.
+    `png`, `pdf`, `pgf`: folders for the charts. `tables`: a folder for the tables as CSV and LaTeX. `registry`: a TOML file
+    of facts; an entry of OpenDP's deployments registry is then written beside the page for each run.
     """
     paths = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     charts = {"svg": svg, "png": png, "pdf": pdf, "pgf": pgf}
     for key, value in {"out": out, **charts, "tables": tables}.items():
         if value == "":
             raise ConfigError(f"--{key}", value, "takes a path to write to")
-    return Report(_write(paths, _target(paths, out), charts, tables))
+    from fedveil.report.registry import read_facts
+
+    facts = None if registry is None else read_facts(Path(registry))
+    return Report(_write(paths, _target(paths, out), charts, tables, facts))
 
 
 def _target(paths: Sequence[Path], out: str | Path | None) -> Path:
@@ -71,21 +76,27 @@ def _target(paths: Sequence[Path], out: str | Path | None) -> Path:
 
 
 def _write(
-    paths: Sequence[Path], target: Path, charts: Mapping[str, Folder | None], tables: Folder | None
+    paths: Sequence[Path],
+    target: Path,
+    charts: Mapping[str, Folder | None],
+    tables: Folder | None,
+    facts: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Writes the page, charts and tables; returns the JSON document with their paths and the main results."""
     from fedveil.report.charts import write
     from fedveil.report.figures import figures
     from fedveil.report.gather import gather
     from fedveil.report.page import page
+    from fedveil.report.registry import entry, slug, yaml
     from fedveil.report.table_export import export
 
     runs = gather(paths)
     damage = [f"{run.path}: {line}" for run in runs for line in run.damage]
     if damage and target.exists():
         raise RunError(f"{damage[0]}: {target} from before is kept; name another page with --out, or repair the run")
+    entries = [] if facts is None else [(run.label, entry(run, facts)) for run in runs]
     drawn = figures(runs)
-    made: dict[str, list[str]] = {form: [] for form in (*charts, "tables")}
+    made: dict[str, list[str]] = {form: [] for form in (*charts, "tables", "registry")}
     try:
         with locked(target.parent, LOCK.format(target.name)):
             clear_leftovers(target)
@@ -95,6 +106,10 @@ def _write(
                     path = Path(folder or "") / f"{figure.name}.{form}"
                     write(path, figure.chart)
                     made[form].append(str(path))
+            for label, one in entries:
+                name = slug(f"{one['url_slug']} {label if len(runs) > 1 else ''}", "_")
+                write_text(target.parent / f"{name}.yaml", yaml(one), SHARED)
+                made["registry"].append(str(target.parent / f"{name}.yaml"))
             if tables is not None:
                 made["tables"] = [str(path) for path in export(runs, Path(tables))]
     except OSError as error:

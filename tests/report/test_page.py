@@ -154,7 +154,10 @@ def test_page_answers_first(page):
     text = Reader(page).text
     order = [
         "What leaks, to whom",
-        "What to set",
+        "Who is protected, against whom",
+        "What was tried, and what to take",
+        "Hazards",
+        "Signature",
         "Training",
         "Privacy over the rounds",
         "Attacks",
@@ -167,7 +170,6 @@ def test_page_answers_first(page):
     assert "still leaks" not in text.split("fed-cdp costs")[1].split(".")[0]
     assert "Nothing is proved against the server" in text and "were not tried" in text
     assert "That proves nothing by itself" in text
-    assert "defense.placement=client" in text
 
 
 def test_page_gives_the_ledgers_numbers_and_assumptions(study, page):
@@ -323,7 +325,7 @@ def test_charts(study):
     runs = gather(study)
     drawn = {figure.name: figure for figure in figures(runs)}
     assert set(drawn) == {
-        "accuracy", "loss", "gradient-norms", "epsilon-fed-sdp", "epsilon-fed-cdp", "attack-success",
+        "accuracy-epsilon", "accuracy", "loss", "gradient-norms", "epsilon-fed-sdp", "epsilon-fed-cdp", "attack-success",
         "roc-loss-threshold-release",
     }  # fmt: skip
     texts = {name: "".join(ET.fromstring(one.chart.svg()).itertext()) for name, one in drawn.items()}
@@ -347,7 +349,7 @@ def test_command_writes_page_charts_and_tables(study, tmp_path, fedveil_cli):
     assert made["report"] == "page.html" and (tmp_path / "page.html").read_text(encoding="utf-8").startswith(
         "<!DOCTYPE"
     )
-    assert len(made["svg"]) == 7 and all(ET.parse(tmp_path / name) for name in made["svg"])
+    assert len(made["svg"]) == 8 and all(ET.parse(tmp_path / name) for name in made["svg"])
     seats = {run["label"]: run["seats"] for run in made["runs"]}
     assert seats["no defence"]["server"] == {
         "verdict": "leaks", "success_rate": 0.75, "auc": None, "epsilon": None, "delta": None,
