@@ -25,12 +25,19 @@ SETTINGS = {
         "train.batching=poisson",
         "train.lr=0.5",
         "train.lr_end=0.1",
+        "train.server_momentum=0",
     ),
 }
 DEFENSES = {
     "none": ("defense.name=none",),
-    "fed-sdp": ("defense.name=fed-sdp", "defense.clip=0.5", "defense.noise=4", "defense.clip_scope=flat"),
-    "fed-cdp": ("defense.name=fed-cdp", "defense.clip=1", "defense.noise=1", "defense.clip_scope=flat"),
+    "fed-sdp": (
+        "preset=paper",
+        "defense.name=fed-sdp",
+        "defense.clip=0.5",
+        "defense.noise=4",
+        "defense.clip_scope=flat",
+    ),
+    "fed-cdp": ("preset=paper", "defense.name=fed-cdp", "defense.clip=1", "defense.noise=1", "defense.clip_scope=flat"),
 }
 TAPS = ("server", "client", "example")  # leakage types 0, 1 and 2
 NOTE = (

@@ -39,9 +39,11 @@ class Values:
 STEPS = {"local_steps": 1, "batch": 20, "rounds": 100, "lr": 0.2, "server_momentum": 0.9}
 TABLE = {**STEPS, "rounds": 40, "lr": 0.5}
 CDP = {"placement": "batch", "clip": 1.0, "clip_scope": "flat", "noise": 0.8}
+TWO = {"clip": 1.0, "noise": 0.8}
 
 TUNED: dict[str, dict[str, Values]] = {
     "fed-cdp": {"image": Values(CDP, STEPS), "table": Values(CDP, TABLE)},
+    "2dp-fl": {"image": Values(TWO, STEPS), "table": Values(TWO, TABLE)},
 }
 
 

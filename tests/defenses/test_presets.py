@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.config import from_dict, from_settings, load, of_run, resolve, to_toml
-from fedveil.core.errors import ConfigError
+from fedveil.core.errors import ConfigError, DataError
 from fedveil.defenses import presets
 from fedveil.defenses.fed_cdp import FedCDP
 from fedveil.federation import federation, plan
@@ -37,6 +37,24 @@ def bar(name: str, defense: str) -> tuple[float, float]:
 @pytest.mark.parametrize("name", ["digits", "cancer"])
 def test_the_default_private_training_learns(name: str) -> None:
     reached, wanted = bar(name, "fed-cdp")
+    assert reached > wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["digits", "cancer"])
+def test_the_default_of_2dp_learns(name: str) -> None:
+    reached, wanted = bar(name, "2dp-fl")
+    assert reached > wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adult", "fashion-mnist"])
+def test_the_default_learns_on_data_that_is_fetched(name: str) -> None:
+    """Data that is not here is skipped. CIFAR-10 is left out: 0.34 was the best of three settings (changelog)."""
+    try:
+        reached, wanted = bar(name, "fed-cdp")
+    except DataError as error:
+        pytest.skip(str(error))
     assert reached > wanted
 
 
