@@ -26,7 +26,7 @@ from fedveil.deploy.secagg import identity
 SMALL = 1 << 20  # bytes of a reply without an update
 OBJECT = 64  # bytes that count for each object, so that a reply cannot consist of countless empty ones
 TRIES = 3  # attempts to read a reply
-SOONEST, LATEST = 0.1, 0.5  # seconds between two questions for a reply: at first, and at most
+SOONEST, LATEST = 0.1, 1.0  # seconds between two questions for a reply: at first, and at most
 SERVER_DOWNTIME = 60.0  # seconds for which an unreachable server is retried
 
 
@@ -95,7 +95,7 @@ class FlowerTransport:
                         waiting.pop(node, None)
             if waiting:
                 time.sleep(pause)
-                pause = min(1.5 * pause, LATEST)  # most replies come soon, and every question costs the server's time
+                pause = min(1.3 * pause, LATEST)  # most replies come soon, and every question costs the server's time
         return replies
 
     def _pull(self, number: str, largest: int) -> list[Message]:

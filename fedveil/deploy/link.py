@@ -56,7 +56,7 @@ from fedveil.deploy.records import content, fields_of, payload_of
 from fedveil.deploy.wire import Parcel
 
 POLL, SOON = 1.0, 0.1  # seconds between two questions for messages: when idle, and just after a message
-LIVELY = 5.0  # seconds after a message in which the next one is expected soon
+SLOWER = 1.3  # factor from one pause to the next: a message waits for about a quarter of the time since the last one
 PATIENCE = 5.0  # seconds before another attempt to reach the server
 MAX_OBJECTS = 4096  # of one message
 OVERHEAD = 1 << 20  # bytes by which a response may exceed the numbers in it
@@ -172,7 +172,7 @@ class Link:
     def run(self) -> None:
         """Answers messages until the process is ended. If the server does not know the node, it tries again to connect."""
         threading.Thread(target=self._beat, daemon=True).start()
-        active, said, last = False, "", 0.0
+        active, said, pause = False, "", POLL
         while True:
             try:
                 if not active:
@@ -180,9 +180,10 @@ class Link:
                     active, said = True, ""
                     print(f"connected as node {self.fleet.node.node_id}", flush=True)
                 if self._next():
-                    last = time.monotonic()
+                    pause = SOON
                 else:
-                    time.sleep(SOON if time.monotonic() - last < LIVELY else POLL)
+                    time.sleep(pause)
+                    pause = min(SLOWER * pause, POLL)
             except (httpx.HTTPError, ValueError) as error:
                 if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403, 404):
                     active = False  # it was removed from the roster, or registered again under another id

@@ -45,12 +45,12 @@ def test_ten_rounds_with_five_nodes(tmp_path: Path) -> None:
             path = federation.home(number) / "node.toml"
             kept = [line for line in path.read_text().splitlines() if not line.startswith(("epsilon", "multiplier"))]
             path.write_text("\n".join([*kept, "unaccounted = true"]) + "\n")
-        code, result, error = federation.run("--test", "--out", str(tmp_path / "test"), patience=600)
+        code, result, error = federation.run("--test", "--out", str(tmp_path / "test"), patience=1500)
         assert code == 0 and result["rounds"] == 10 and result["clients_lost"] == 0, error
         federation.processes["node-4"].terminate()
         federation.processes.pop("node-4").wait(30)
         code, result, error = federation.run(
-            "--out", str(tmp_path / "run"), "--timeout", "20", "--wait", "5", patience=600
+            "--out", str(tmp_path / "run"), "--timeout", "20", "--wait", "5", patience=1500
         )
         assert code != 0 and "missing: client 4" in error  # a run needs all of its nodes at its start
         last = json.loads(federation.call("deploy", "status", str(federation.home(0)), "--json").stdout)
