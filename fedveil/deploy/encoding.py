@@ -1,7 +1,8 @@
 """An update as integers that can be added modulo 2^bits, and the sum of many as an update again.
 
-`FixedPoint` is for updates that carry their noise as floating-point numbers: rounding to a grid after the noise is
-post-processing, so it changes no account.
+`FixedPoint` is for updates that carry their noise as floating-point numbers. Rounding after the noise is post-processing of
+what one node sends. The sum of rounded numbers is no function of the sum, though: where an account counts the noise of all
+nodes together, the grid must be much finer than the noise. A step of 2⁻³² is: a float32 above 2⁻⁸ is not rounded at all.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ Tree = Any
 class FixedPoint:
     """Multiples of `unit`. A value whose sum over the cohort could leave the range is moved to the range's edge."""
 
-    bits: int = 32
-    unit: float = 2.0**-18
+    bits: int = 48
+    unit: float = 2.0**-32
 
     def encode(self, tree: Tree, cohort: int) -> np.ndarray:
         """The integers of one node's update. An update that is not finite counts as zero, as in simulation."""

@@ -4,7 +4,8 @@
     python tests/deploy/measure_secagg.py --fit docs/data/secagg-cost.jsonl
 
 Processor time and bytes are those of one node (mean over all nodes) and of the server. `--fit` fits a + b·k + c·d bytes up,
-a + b·k + c·k² bytes down and a + b·k + c·k² + d·k·length seconds, where k is the number of neighbours, O(log n).
+a + b·peers + c·peers·n/8 bytes down and b·signatures + c·k² + d·peers·length seconds, where k is the number of
+neighbours that a node chooses, O(log n), and `peers` are those and the ones that chose it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedveil.deploy.secagg.degree import AUDITED
 from fedveil.deploy.secagg.rehearsal import Federation
 from fedveil.deploy.secagg.terms import Terms, majority
 
@@ -58,14 +60,17 @@ def measure(nodes: int, length: int) -> dict[str, float]:
 
 
 def fit(path: Path) -> dict[str, list[float]]:
-    """Coefficients of the two laws, and the largest relative error of each over the sparse graphs and the others."""
+    """The coefficients of each formula, and its largest relative error."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    k, d = (np.array([row[name] for row in rows], float) for name in ("neighbours", "length"))
+    n, k, d = (np.array([row[name] for row in rows], float) for name in ("nodes", "neighbours", "length"))
+    sparse = k < n - 1
+    peers = np.where(sparse, 2 * k, k)  # those that a node chose, and those that chose it
+    checked = peers + k + np.where(sparse, AUDITED, 0)  # signatures
     found = {}
     for name, terms in (
         ("node_bytes_up", (np.ones_like(k), k, d)),
-        ("node_bytes_down", (np.ones_like(k), k, k * k)),
-        ("node_cpu_s", (np.ones_like(k), k, k * k, k * d)),
+        ("node_bytes_down", (np.ones_like(k), peers, peers * n / 8)),
+        ("node_cpu_s", (checked, k * k, peers * d)),
     ):
         y = np.array([row[name] for row in rows], float)
         table = np.stack(terms, axis=1) / y[:, None]

@@ -52,6 +52,9 @@ def pack(values: np.ndarray, bits: int) -> bytes:
     parts = []
     for at in range(0, len(values), CHUNK):
         part = np.ascontiguousarray(values[at : at + CHUNK]).astype(word(bits))
+        if bits % 8 == 0:
+            parts.append(part.view(np.uint8).reshape(len(part), -1)[:, : bits // 8].tobytes())
+            continue
         rows = np.unpackbits(part.view(np.uint8).reshape(len(part), -1), axis=1, count=bits, bitorder="little")
         parts.append(np.packbits(rows.reshape(-1), bitorder="little").tobytes())
     return b"".join(parts)
@@ -70,8 +73,11 @@ def unpack(data: bytes, length: int, bits: int) -> np.ndarray:
     for at in range(0, length, CHUNK):
         size = min(CHUNK, length - at)
         raw = np.frombuffer(data, np.uint8, packed_size(size, bits), at * bits // 8)
-        rows = np.unpackbits(raw, bitorder="little", count=size * bits).reshape(size, bits)
-        words = np.packbits(rows, axis=1, bitorder="little")
+        if bits % 8:
+            rows = np.unpackbits(raw, bitorder="little", count=size * bits).reshape(size, bits)
+            words = np.packbits(rows, axis=1, bitorder="little")
+        else:
+            words = raw.reshape(size, bits // 8)
         padded = np.zeros((size, kind.itemsize), np.uint8)
         padded[:, : words.shape[1]] = words
         found[at : at + size] = padded.view(kind)[:, 0]
