@@ -161,6 +161,13 @@ def _add_choices(app: FastAPI, lab: Lab) -> None:
             raise ConfigError("content-type", kind, takes)
         return json_response(await _compute(lab, "upload", {"content": await request.body()}, cached=False))
 
+    @app.get("/api/uploads/{name}")
+    async def sized(name: str, dataset: str = "digits") -> Response:
+        """An upload in the size and the colours of a dataset, as it is attacked."""
+        picture = requests.read(requests.Picture, {"dataset": dataset, "upload": name})
+        payload = {"dataset": picture.dataset, "upload": picture.upload}
+        return json_response(await _compute(lab, "sized", payload, cached=False))
+
 
 def _add_account(app: FastAPI, lab: Lab) -> None:
     @app.post("/api/account", openapi_extra=_takes(trade="TradeRequest", leak="LeakRequest"))

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from scipy.stats import binom
 
 from fedveil.attacks.base import Execution, Reconstruction, ReconstructionAttack, check_tap
 from fedveil.attacks.observation import GradientObservation
@@ -42,7 +43,8 @@ def run(documents: list[dict[str, Any]], tell: Tell) -> dict[str, Any]:
     tell({"stage": "compiling", "text": "the attack is compiled (once for each model and size)"})
     done = sides[0].attack.run(together, Execution(precision=config.speed.precision, monitor=_Monitor(x, tell)))
     scores = score(done, np.concatenate([x] * len(sides)), np.concatenate([y] * len(sides)), config.attack.rule)
-    return {SIDES[side]: _summary(scores, side, len(x)) for side in range(len(sides))} | {
+    classes = together.classes
+    return {SIDES[side]: _summary(scores, side, y, classes) for side in range(len(sides))} | {
         "rule": scores.rule.says,
         "seconds": done.seconds,
         "compile_seconds": done.compile_seconds,
@@ -131,13 +133,27 @@ class _Monitor:
             self.tell(event)
 
 
-def _summary(scores: Scores, side: int, attacks: int) -> dict[str, Any]:
-    """One side's scores."""
+def labels_found(right: np.ndarray, truth: np.ndarray, classes: int) -> bool:
+    """Whether labels were found that guessing would hardly hit: at most once in twenty times.
+
+    A constant guess is right for all pictures of one class, so the pictures of a class count as one.
+    """
+    held = np.unique(truth)
+    hits = sum(bool(right[truth == label].all()) for label in held)
+    return hits > 0 and float(binom.sf(hits - 1, len(held), 1 / max(2, classes))) <= 0.05
+
+
+def _summary(scores: Scores, side: int, truth: np.ndarray, classes: int) -> dict[str, Any]:
+    """One side's scores; `truth` has the labels of the pictures."""
+    attacks = len(truth)
     rows, done = slice(side * attacks, (side + 1) * attacks), scores.reconstruction
     items = scores.items
+    found = labels_found(items.label[rows].ravel(), truth.ravel(), classes)
     return {
         "success_rate": float(scores.success[rows].mean()),
         "label_success_rate": float(items.label[rows].mean()),
+        "label_guess_rate": 1 / max(2, classes),
+        "labels_found": found,
         "ssim": float(items.ssim[rows].mean()),
         "mse": float(items.mse[rows].mean()),
         "psnr": float(psnr(items.mse[rows]).mean()),

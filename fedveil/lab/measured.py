@@ -28,6 +28,10 @@ def wanted() -> list[TradeRequest]:
         asked.append(TradeRequest(defense={"name": "fed-cdp", "clip": 1.0, "noise": noise}))
     for noise in (0.3, 1.0, 3.0, 6.0):
         asked.append(TradeRequest(defense={"name": "fed-sdp", "clip": 1.0, "noise": noise}))
+    from fedveil.lab.server import LEARNS
+
+    for noise in (0.8, 2.0):  # where the page opens, and a smaller ε
+        asked.append(TradeRequest(**{**LEARNS, "defense": {**LEARNS["defense"], "noise": noise}}))
     return asked
 
 

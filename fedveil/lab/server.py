@@ -27,6 +27,18 @@ TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,128}")
 TOKEN_TAKES = "takes 16 to 128 letters, digits and . _ ~ -, or 'auto' for a random token"
 
 
+FACES = "lfw"  # the dataset that the Leak page opens with, where it is installed
+# The training that the Trade-off page opens with: noise on the sum of a batch, of half of all clients, in many rounds.
+LEARNS: dict[str, Any] = {
+    "defense": {"name": "fed-cdp", "placement": "batch", "clip_scope": "flat", "clip": 1.0, "noise": 0.8},
+    "per_round": 50,
+    "rounds": 100,
+    "local_steps": 1,
+    "batch": 10,
+    "lr": 1.0,
+}
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of a lab."""
@@ -89,11 +101,13 @@ class Lab:
         sizes |= {"clients": data["clients"]} if "clients" in data else {}
         steps = {key: train[key] for key in ("batch", "local_steps", "seed") if key in train}
         shared = {"defense": given["defense"]} if "defense" in given else {}
-        trade = {**shared, **sizes, **steps}
+        trade = {**({} if given else LEARNS), **shared, **sizes, **steps}
         leak: dict[str, Any] = {**shared, **steps, "federation": sizes}
         if "name" in data:
             trade["dataset"] = data["name"]
             leak["picture"] = {"dataset": data["name"]}
+        elif requests.is_installed(FACES):
+            leak["picture"] = {"dataset": FACES}
         if "name" in given.get("model", {}):
             trade["model"] = leak["model"] = given["model"]["name"]
         attack = given.get("attack", {})

@@ -30,9 +30,21 @@ def gallery(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]
     last = min(first + payload["count"], len(data.train))
     shown = [
         {"index": i, "label": _label(data, int(data.train.y[i])), "png": png_uri(_example(data, i))}
-        for i in range(first, last)
+        for i in _in_turn(data.train.y)[first:last].tolist()
     ]
     return {"dataset": payload["dataset"], "total": len(data.train), "pictures": shown}
+
+
+def _in_turn(y: np.ndarray) -> np.ndarray:
+    """The order in which pictures are shown: a dataset that is sorted by class shows one of each class in turn.
+
+    So faces of several people are seen at once, and a batch holds several of them.
+    """
+    rows = np.arange(len(y))
+    if len(y) < 2 or (np.diff(y) < 0).any():
+        return rows
+    first = np.searchsorted(y, y)  # the first row of each one's class
+    return np.lexsort((y, rows - first))
 
 
 def upload(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
@@ -40,6 +52,14 @@ def upload(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
     picture = pictures.decode(payload["content"])
     name = pictures.keep(picture, folder)
     return {"upload": name, "png": png_uri(np.asarray(picture))}
+
+
+def sized(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
+    """An upload as it is attacked: in the size and the colours of a dataset."""
+    shape = _dataset(payload["dataset"]).shape
+    height, width, channels = shape
+    found = png_uri(pictures.read_upload(folder, payload["upload"], shape))
+    return {"png": found, "size": f"{width} × {height}, {'in colour' if channels == 3 else 'grey'}"}
 
 
 def pick(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
@@ -63,12 +83,13 @@ def pick(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
 
 
 def _picked(data: Dataset, picture: Picture, count: int, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The picture itself, then the dataset's next ones."""
+    """The picture itself, then the next ones as the gallery shows them."""
     total = len(data.train)
     if picture.upload is None and picture.index >= total:
         raise ConfigError("picture.index", picture.index, f"{picture.dataset} has {total} training pictures")
-    start = picture.index
-    rows = np.array([(start + i) % total for i in range(count)])
+    order = _in_turn(data.train.y)
+    start = int(np.flatnonzero(order == picture.index % total)[0])
+    rows = order[[(start + i) % total for i in range(count)]]
     x, y = _bytes(data, data.train.x[rows]), data.train.y[rows].copy()
     if picture.upload is not None:
         if picture.label >= data.classes:
@@ -142,4 +163,4 @@ def _label(data: Dataset, label: int) -> str:
     return data.class_names[label] if data.class_names else str(label)
 
 
-TASKS: dict[str, Task] = {task.__name__: task for task in (gallery, upload, pick, leak, account, train, report)}
+TASKS: dict[str, Task] = {task.__name__: task for task in (gallery, upload, sized, pick, leak, account, train, report)}

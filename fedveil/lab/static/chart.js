@@ -118,7 +118,13 @@ export function lines(where, { title, x, y, series, guide }) {
 }
 
 // points: [{x: number or null, y, series, text, same}]; points without x are drawn in a separate lane on the right.
-export function scatter(where, { title, x, y, points, names, line, lane }) {
+// The frontier joins the runs that no other beats: none has a smaller ε and at least their accuracy.
+export function frontier(points) {
+  const best = [];
+  for (const p of points.filter((q) => q.x !== null && q.x > 0).sort((a, b) => a.x - b.x || b.y - a.y)) if (!best.length || p.y > best.at(-1).y) best.push(p);
+  return best;
+}
+export function scatter(where, { title, x, y, points, names, line, lane, guide = null }) {
   if (!points.length && line === null) { fill(where, el("p", { class: "hint" }, "No runs on this dataset yet: train one.")); return; }
   const known = points.filter((p) => p.x !== null);
   const values = [...known.map((p) => p.x), ...(line === null ? [] : [line])];
@@ -130,6 +136,9 @@ export function scatter(where, { title, x, y, points, names, line, lane }) {
     frame(svg, width, title, x, y, sx, sy, right);
     svg.append(s("line", { x1: right + 10, x2: end, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM, class: "axis" }), s("text", { x: (right + 10 + end) / 2, y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, lane));
     if (line !== null) svg.append(s("line", { x1: sx.at(line), x2: sx.at(line), y1: TOP, y2: HEIGHT - BOTTOM, class: "guide" }), s("text", { x: sx.at(line), y: TOP - 6, "text-anchor": sx.at(line) > right - 60 ? "end" : "middle", class: "soft" }, "these settings"));
+    if (guide) svg.append(s("line", { x1: LEFT, x2: right, y1: sy.at(guide.y), y2: sy.at(guide.y), class: "guide" }), s("text", { x: right, y: sy.at(guide.y) - 5, "text-anchor": "end", class: "soft" }, guide.text));
+    const best = frontier(known);
+    if (best.length > 1) svg.append(s("path", { class: "frontier", d: best.map((p, i) => (i ? `H${sx.at(p.x).toFixed(1)}V${sy.at(p.y).toFixed(1)}` : `M${sx.at(p.x).toFixed(1)} ${sy.at(p.y).toFixed(1)}`)).join("") }, s("title", {}, "frontier: no run has a smaller ε and at least this accuracy")));
     for (const point of points) {
       const place = names.indexOf(point.series), at = point.x === null ? (right + 10 + end) / 2 : sx.at(point.x);
       const group = s("g", { class: `c${place % 6}`, transform: `translate(${at.toFixed(1)} ${sy.at(point.y).toFixed(1)})` });

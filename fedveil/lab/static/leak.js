@@ -62,7 +62,7 @@ async function gallery() {
     return el("label", { title: `Picture ${p.index}, class ${p.label}` }, input, el("img", { src: p.png, alt: "" }));
   }));
   say(told);
-  preview();
+  if (picture.upload) resized(); else preview();
   $("previous").disabled = first === 0;
   $("next").disabled = first + 24 >= total;
 }
@@ -88,12 +88,22 @@ async function upload(file) {
   let told;
   try { told = await ask("/api/uploads", new Blob([file])); } catch (error) { wrong("upload-error", error.message); $("file").value = ""; return; }
   picture = { dataset: picture.dataset, index: picture.index, upload: told.upload, label: wholeOf("label") };
-  $("own-picture").src = told.png;
   $("own").hidden = false;
   for (const input of document.querySelectorAll("#gallery input")) input.checked = false;
   $("which").textContent = "your picture is selected";
-  chosenPng = told.png;
+  await resized(told.png);
   changed();
+}
+// Shows the upload as it is attacked: in the size and the colours of the dataset.
+async function resized(whole = chosenPng) {
+  const asked = picture.upload;
+  try {
+    const told = await ask(`/api/uploads/${asked}?dataset=${encodeURIComponent(picture.dataset)}`);
+    if (picture.upload !== asked) return;
+    chosenPng = told.png;
+    $("own-size").textContent = `attacked at ${told.size}`;
+  } catch (error) { chosenPng = whole; $("own-size").textContent = ""; wrong("upload-error", error.message); }
+  $("own-picture").src = chosenPng;
   preview();
 }
 
@@ -171,7 +181,7 @@ async function launch() {
   $("replay").hidden = true;
   fill($("chart"));
   state(job.before ? `waiting: ${job.before} jobs ahead` : "starting");
-  stop = follow(job.id, { event: heard, wait: (told) => state(told.state === "queued" ? `waiting: ${told.before} jobs ahead` : $("state").textContent), end: ended });
+  stop = follow(job.id, { event: heard, wait: (told) => { if (told.state === "queued") state(`waiting: ${told.before} jobs ahead`); }, end: ended });
   showJobs();
 }
 async function cancel() {
@@ -180,7 +190,13 @@ async function cancel() {
   try { await ask(`/api/jobs/${job.id}/cancel`, {}); } catch (error) { wrong("form-error", error.message); }
 }
 function buttons() { $("start").disabled = job !== null; $("cancel").disabled = job === null; }
-function state(text) { $("state").textContent = text; }
+// What the job is doing; a step that says nothing for a while, such as compiling, counts its seconds.
+let said = { text: "", since: 0 };
+function state(text) { said = { text, since: Date.now() }; $("state").textContent = text; }
+setInterval(() => {
+  const seconds = Math.floor((Date.now() - said.since) / 1000);
+  if (job && said.text && !attack?.frames.length && seconds > 0) $("state").textContent = `${said.text} · ${seconds} s`;
+}, 1000);
 
 function heard(event) {
   if (event.stage === "truth") { attack.truth = event.pictures; attack.labels = event.labels; blankSides(); }
@@ -295,7 +311,9 @@ function verdict(where, side) {
     line.classList.add(side === "defended" ? "holds" : "none");
     line.textContent = side === "defended" ? "This attack failed. A failed attack proves nothing; a certified ε does." : "This attack failed; another may succeed.";
   }
-  if (told.result[side].label_success_rate > 0 && rate === 0) line.textContent += " It did find the label.";
+  if (rate > 0 || !(result.label_success_rate > 0)) return;
+  const right = Math.round(result.label_success_rate * count), guess = `a guess is right 1 time in ${Math.round(1 / result.label_guess_rate)}`;
+  line.textContent += result.labels_found ? ` It did find ${count > 1 ? `${right} of ${count} labels` : "the label"} (${guess}).` : ` ${count > 1 ? `${right} of ${count} labels are` : "The label is"} right, which a guess may be too (${guess}).`;
 }
 function chart(upto) {
   const series = ["open", "defended"].filter((s) => !(s === "defended" && attack.only)).map((side) => {

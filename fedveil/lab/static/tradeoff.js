@@ -22,10 +22,12 @@ async function start() {
   values.seed = from.seed;
   options($("dataset"), choices.datasets.map((d) => ({ value: d.name, title: d.summary, text: d.here ? d.name : `${d.name} (ε only: not installed)` })), from.dataset);
   models(from.model);
+  rate(from.lr);
   sliders();
   defense = new DefenseForm($("defense"), choices.defenses, from.defense, changed, true);
   options($("seat"), ["example", "client", "server", "broadcast", "release"].map((t) => ({ value: t, text: ADVERSARIES[t][0] })), "release");
-  $("dataset").addEventListener("change", () => { Object.assign(values, dataset().defaults); delete values.lr; models(); sliders(); changed(); });
+  $("dataset").addEventListener("change", () => { Object.assign(values, dataset().defaults); delete values.lr; models(); sliders(); rate(null); changed(); });
+  $("lr").addEventListener("input", changed);
   $("model").addEventListener("change", changed);
   for (const id of ["seat", "unit"]) $(id).addEventListener("change", drawScatter);
   $("form").addEventListener("submit", (event) => { event.preventDefault(); train(); });
@@ -33,6 +35,8 @@ async function start() {
   changed();
 }
 const dataset = () => choices.datasets.find((d) => d.name === $("dataset").value);
+// The learning rate: empty means the dataset's own.
+function rate(value) { $("lr").value = value ?? ""; $("lr").placeholder = dataset().defaults.lr; $("lr-hint").textContent = `empty: ${dataset().defaults.lr}, the dataset's own`; }
 function models(chosen) {
   const fit = choices.models.filter((m) => dataset().kind === "image" || !m.images);
   options($("model"), fit.map((m) => ({ value: m.name, title: m.summary, text: m.name === dataset().model ? `${m.name} (default)` : m.name })), chosen && fit.some((m) => m.name === chosen) ? chosen : dataset().model);
@@ -44,6 +48,7 @@ function asked() {
   const made = { dataset: $("dataset").value, defense: defense.get() };
   for (const one of SLIDERS) made[one.id] = values[one.id];
   if (values.seed) made.seed = values.seed;
+  if ($("lr").value !== "") made.lr = Number($("lr").value);
   if ($("model").value !== dataset().model) made.model = $("model").value;
   return made;
 }
@@ -85,7 +90,7 @@ function answer() {
   const where = $("accuracy");
   if (!known) { fill(where, "No accuracy: these settings are not valid."); return; }
   const same = known.same[0];
-  if (same) { fill(where, el("strong", {}, percent(same.accuracy)), ` on the ${same.split} data, measured by run ${same.name} with exactly these settings${beside(same)}.`); return; }
+  if (same) { fill(where, el("strong", {}, percent(same.accuracy)), ` on the ${same.split} data, measured by run ${same.name} with exactly these settings, learning rate ${same.settings.lr}${beside(same)}.`); return; }
   const near = nearest();
   fill(where, dataset().here ? "Not measured yet: train with these settings." : `Not measured: ${dataset().name} is not installed (${dataset().get}).`,
     near ? el("span", { class: "hint" }, ` Nearest run: ${percent(near.run.accuracy)} with ${near.differs.join(", ")} (${near.run.name}).`) : null);
@@ -119,13 +124,18 @@ function epsilonOf(rows, tap, unit) {
   here.sort((a, b) => (a.adjacency === "replace") - (b.adjacency === "replace") || a.epsilon - b.epsilon);
   return here.length ? here[0].epsilon : null;
 }
+// The accuracy of a constant guess, where the runs know it.
+function guideOf(runs) {
+  const held = runs.filter((run) => run.chance !== null && run.chance !== undefined);
+  return held.length ? { y: held[0].chance, text: `chance ${percent(held[0].chance)}` } : null;
+}
 function drawScatter() {
   if (!known) { fill($("scatter")); return; }
   const tap = $("seat").value, unit = $("unit").value;
-  const points = known.runs.map((run) => ({ x: epsilonOf(run.ledger, tap, unit), y: run.accuracy, series: run.defense.join(" + "), same: run.same, text: `${run.name}: accuracy ${percent(run.accuracy)}, ${run.settings.rounds} rounds, ${run.settings.clients} clients${run.settings["defense.noise"] !== undefined ? `, noise ${run.settings["defense.noise"]}` : ""}` }));
+  const points = known.runs.map((run) => ({ x: epsilonOf(run.ledger, tap, unit), y: run.accuracy, series: run.defense.join(" + "), same: run.same, text: `${run.name}: accuracy ${percent(run.accuracy)}, ${run.settings.rounds} rounds, ${run.settings.clients} clients, learning rate ${run.settings.lr}${beside(run)}${run.settings["defense.noise"] !== undefined ? `, noise ${run.settings["defense.noise"]}` : ""}` }));
   const names = [...new Set(points.map((p) => p.series))].sort();
   const line = account ? epsilonOf(account.seats, tap, unit) : null;
-  scatter($("scatter"), { title: `Runs on ${$("dataset").value}`, x: { label: `ε for one ${unit}, ${ADVERSARIES[tap][0].toLowerCase()} (log scale)`, log: true }, y: { label: "accuracy (%)", min: 0, max: 1, percent: true }, points, names, line, lane: "no ε" });
+  scatter($("scatter"), { title: `Runs on ${$("dataset").value}`, x: { label: `ε for one ${unit}, ${ADVERSARIES[tap][0].toLowerCase()} (log scale)`, log: true }, y: { label: "accuracy (%)", min: 0, max: 1, percent: true }, points, names, line, lane: "no ε", guide: guideOf(known.runs) });
 }
 
 // --- training ---------------------------------------------------------------------------------------------------------
@@ -137,10 +147,11 @@ async function train() {
   const rows = [], run = job.run;
   let rounds = values.rounds;
   buttons();
-  say(job.before ? `waiting: ${job.before} jobs ahead` : "starting: compilation takes some seconds");
+  say(job.before ? `waiting: ${job.before} jobs ahead` : "starting: compilation takes some seconds", !job.before);
   follow(job.id, {
     event: (event) => {
-      if (event.text) say(event.text);
+      if (event.text) say(event.text, true);
+      if (event.stage === "training") say("compiling and training the first round", true);
       if (event.rounds) rounds = event.rounds;
       if (event.stage !== "round") return;
       rows.push(event);
@@ -164,7 +175,13 @@ async function cancel() {
   try { await ask(`/api/jobs/${job.id}/cancel`, {}); } catch (error) { wrong("form-error", error.message); }
 }
 function buttons() { $("start").disabled = job !== null; $("cancel").disabled = job === null; }
-function say(text) { $("state").textContent = text; }
+// What the training is doing; until its first round, which compiles, the seconds are counted.
+let said = { text: "", since: 0, compiling: false };
+function say(text, compiling = false) { said = { text, since: Date.now(), compiling }; $("state").textContent = text; }
+setInterval(() => {
+  const seconds = Math.floor((Date.now() - said.since) / 1000);
+  if (job && said.compiling && seconds > 0) $("state").textContent = `${said.text} · ${seconds} s`;
+}, 1000);
 function live(rows, run, rounds) {
   if (!$("live-chart")) fill($("live"), el("h3", {}, `Training now: ${run}`), el("progress", { id: "live-bar" }), el("div", { id: "live-chart" }));
   $("live").firstChild.textContent = `Training now: ${run}`;
