@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 
 import pytest
 import recipe_checks
@@ -18,7 +19,7 @@ from fedveil.recipes import cell, kinds, run
 from fedveil.recipes.cache import RECONSTRUCTIONS, Cache
 from fedveil.recipes.catalog import choose, recipes
 from fedveil.recipes.cell import FULL, QUICK, Cell, Job, Measure, Recipe
-from fedveil.recipes.page import overview, section
+from fedveil.recipes.page import VERDICTS, claims, overview, section
 from fedveil.recipes.published import PAPERS, published, value_of
 from fedveil.recipes.table import entries, reach
 
@@ -345,6 +346,16 @@ def test_several_processes_find_what_one_finds_and_one_that_dies_fails_its_own_c
     assert {r["workers"] for r in together.rows.values()} == {2} and {r["workers"] for r in alone.rows.values()} == {1}
     again = run.run([sizes(4, 6)], QUICK, together, workers=2)
     assert again.cached == 2 and again.spent == 0
+
+
+@pytest.mark.parametrize("paper", ["fed-cdp", "cpl", "2dp-fl", "dpfl"])
+def test_a_claim_that_does_not_hold_names_the_search_for_a_reading_that_does(paper):
+    summary = (Path(__file__).parents[2] / "docs" / "data" / "summaries" / f"{paper}.txt").read_text(encoding="utf-8")
+    found = claims(summary)
+    assert len(found) > 8
+    for claim, verdict in found:
+        assert verdict.lower().startswith(VERDICTS), claim
+        assert "does not hold" not in verdict or "search" in verdict.lower(), claim
 
 
 def test_the_overview_counts_verdicts_and_names_what_does_not_hold():
