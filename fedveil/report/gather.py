@@ -89,6 +89,11 @@ class Run:
         result = self.info.get("result")
         return str(result.get("diagnosis") or "") if isinstance(result, dict) else ""
 
+    @property
+    def account_lost(self) -> bool:
+        """Whether rounds were made whose account cannot be computed: then no ε is known, in either direction."""
+        return self.rounds > 0 and not self.ledger
+
     def best(self, tap: str, unit: str) -> Row | None:
         """The certificate at a tap for presence or absence, else for replacement; None where there is none."""
         return best(self.ledger, tap, unit)

@@ -28,17 +28,18 @@ class Hazard:
 
 def hazards(run: Run) -> list[Hazard]:
     """Every hazard, in the order: the guarantee, the algorithm, the implementation, the deployment."""
+    of_account = [_epsilon(run), _delta(run), _unit(run), _trust(run), _bounds(run), _composition(run)]
+    floats = _floats(run)
+    if run.account_lost:  # without an account nothing follows from the absence of certificates
+        why = "the account of this run cannot be computed here"
+        of_account = [Hazard(one.name, NOT_KNOWN, why) for one in of_account]
+        floats = Hazard(floats.name, NOT_KNOWN, why)
     return [
-        _epsilon(run),
-        _delta(run),
-        _unit(run),
-        _trust(run),
-        _bounds(run),
-        _composition(run),
+        *of_account,
         Hazard("Other releases from the same data are counted", NOT_KNOWN, "a run knows of itself alone"),
         Hazard("Settings were not tuned on the same data", NOT_KNOWN, "a run does not know what was tried before it"),
         _secret(run),
-        _floats(run),
+        floats,
         Hazard("Run times reveal nothing of the data", NOT_KNOWN, "timing is not measured"),
         _evaluation(run),
         Hazard(

@@ -55,6 +55,8 @@ def _leaks(seen: Sequence[Verdict]) -> str:
 def _proved(run: Run, seen: Sequence[Verdict]) -> str:
     limited = [one.adversary.inside for one in seen if one.word == LIMITED]
     bare = [one.adversary.inside for one in seen if not one.proofs]
+    if run.account_lost:
+        return "Its account cannot be computed here, so no ε is known."
     if not any(one.proofs for one in seen):
         return "No ε is certified against anyone." if run.rounds else "No round was made, so there is no ε."
     told = f"A limit that rules something out is certified against {joined(limited)}." if limited else ""
@@ -156,7 +158,9 @@ def objections(run: Run) -> list[str]:
     leaks = [one.adversary.inside for one in seen if one.word in (LEAKS, HINTS)]
     if leaks:
         found.append(f"it leaks to {joined(leaks)}")
-    if not any(one.word == LIMITED for one in seen):
+    if run.account_lost:
+        found.append("its account is not known")
+    elif not any(one.word == LIMITED for one in seen):
         found.append("no certificate rules anything out")
     return found
 

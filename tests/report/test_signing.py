@@ -73,6 +73,20 @@ def test_a_stopped_run_is_accounted_for_its_own_rounds_and_not_recommended(tmp_p
     assert "No round was made, so there is no ε." in signing.headline(gather([none])[0]).rest
 
 
+def test_a_run_whose_account_is_lost_is_called_unknown_and_not_unprotected(tmp_path):
+    """A caller's own model without a transcript: no certificate can be computed, and none is denied."""
+    path = known(folder(tmp_path / "own", *CDP))
+    info = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps(info | {"own_model": True}))
+    (run,) = gather([path])
+    assert run.account_lost and "no ε is known" in signing.headline(run).rest
+    for name in ("ε is small", "δ is far", "The unit", "Nobody has to be trusted", "Losses of all", "Noise is drawn"):
+        assert state(run, name) == hazards.NOT_KNOWN
+    assert "its account is not known" in signing.choice([run]).text
+    text = Reader(render([path])).text
+    assert "who is protected is not known" in text and "Nobody is protected" not in text
+
+
 def test_protected_rows_are_the_ledgers_smallest_and_largest(tmp_path):
     (run,) = gather([folder(tmp_path / "a", *CDP)])
     rows = {(row[0], row[1]): row for row in signing.protected(run)}
