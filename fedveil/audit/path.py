@@ -239,9 +239,10 @@ class CanaryPath(Path):
 
     def put(self, records: np.ndarray) -> tuple[int, ...]:
         """Writes records [n, ...] into the free rows; returns the rows."""
-        x = self.simulator.x
+        x = np.array(self.simulator.x)  # on the host: on the device, every number of records would be a program
         rows = slice(self.first, self.first + len(records))
-        self.simulator = self.simulator.variant(x=x.at[rows].set(jnp.asarray(records, x.dtype)))
+        x[rows] = records
+        self.simulator = self.simulator.variant(x=jax.device_put(x))
         return tuple(range(rows.start, rows.stop))
 
 

@@ -565,7 +565,9 @@ def _blocks(part: Part) -> list[Batch]:
     mask = np.pad(np.ones(len(part.y), bool), (0, missing))
     x, y = _padded(part.x, missing), _padded(part.y, missing)
     cuts = [slice(i, i + size) for i in range(0, len(y), size)]
-    return [Batch(jnp.asarray(x[cut]), jnp.asarray(y[cut]), jnp.asarray(mask[cut])) for cut in cuts]
+    # `jax.device_put` may share memory with its argument: these are copies that nobody else holds. `jnp.asarray` would
+    # compile a program for every shape.
+    return [Batch(*jax.device_put((x[cut], y[cut], mask[cut]))) for cut in cuts]
 
 
 def _scores(task: Task, params: Params, block: Batch) -> tuple[Array, Array]:
