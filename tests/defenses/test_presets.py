@@ -50,7 +50,7 @@ def test_the_default_of_2dp_learns(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adult", "fashion-mnist"])
 def test_the_default_learns_on_data_that_is_fetched(name: str) -> None:
-    """Data that is not here is skipped. CIFAR-10 is left out: 0.34 was the best of three settings (changelog)."""
+    """Data that is not here is skipped. CIFAR-10 is left out: 0.34 was the best of three settings that were tried."""
     try:
         reached, wanted = bar(name, "fed-cdp")
     except DataError as error:
