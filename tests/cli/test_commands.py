@@ -259,7 +259,7 @@ def test_data_check_fails_on_a_damaged_file(fedveil_cli, no_data, tmp_path):
 
 def test_data_list_and_get_of_what_is_embedded(fedveil_cli, no_data, tmp_path):
     status = {row["name"]: row["status"] for row in json.loads(fedveil_cli("data", "list", "--json", cwd=tmp_path).out)}
-    assert status["digits"] == "embedded" and status["mnist"] == "fetch" and status["lfw"] == "missing"
+    assert status["digits"] == "embedded" and status["mnist"] == "fetch" and status["lfw"] == "fetch"
     answer = fedveil_cli("data", "get", "digits", "--json", cwd=tmp_path)
     assert json.loads(answer.out) == [{"name": "digits", "files": []}]
     assert "nothing to fetch" in answer.err
