@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from fedveil.accounting.ledger import Row
 from fedveil.advice.candidates import Candidate, kinds
 from fedveil.advice.question import Question, question
@@ -140,16 +138,22 @@ def _impossible(search: Search, best: Found, midpoint: float) -> dict[str, Any] 
 
 
 def _tried(best: list[Found], search: Search, begun: float) -> list[Option]:
-    """Each choice trained and attacked by the engine, in equal shares of the time that is left; the best comes first."""
+    """Each choice trained and attacked by the engine, in equal shares of the time that is left, in the order of the search.
+
+    An alternative for which there is no time is left out.
+    """
     made: list[Option] = []
-    asked, say = search.asked, search.say
+    asked, say, longest = search.asked, search.say, 0.0
     for place, found in enumerate(best):
-        candidate = found.candidate
-        say(
-            f"trying {place + 1} of {len(best)}: {candidate.kind.name}, {candidate.rounds} rounds, batch {candidate.batch}"
-        )
-        left = begun + asked.seconds - time.monotonic()
-        end = time.monotonic() + left / (len(best) - place)
+        candidate, now = found.candidate, time.monotonic()
+        left = begun + asked.seconds - now
+        if made and left < longest:
+            say(f"no time for {len(best) - place} more: give more --seconds")
+            break
+        told = f"{candidate.kind.name}, {candidate.rounds} rounds, batch {candidate.batch}"
+        say(f"trying {place + 1} of {len(best)}: {told}")
+        end = now + left / (len(best) - place)
         trial = try_out(candidate, asked, search.view(candidate.kind.features), say, end)
+        longest = max(longest, (time.monotonic() - now) / len(trial.accuracies))
         made.append(Option(candidate, candidate.toml(asked), tuple(candidate.ledger(asked)), trial))
-    return sorted(made, key=lambda option: -float(np.mean(option.trial.accuracies)))
+    return made

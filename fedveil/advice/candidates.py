@@ -27,7 +27,7 @@ CLIPS = (0.1, 1.0)
 STEPS = (0.1, 0.3, 1.0, 3.0, 10.0)  # learning rate × clip
 ROUNDS = (10, 20, 40, 80)
 MOMENTUM = 0.9
-WORK = 1e6  # values of records that a training may read per second of the whole budget
+WORK = 5e5  # values of records that a training may read per second of the whole budget
 MAPS = 1 + 2 * ANGLES + ANGLES**2  # scattering features per window and colour
 
 
