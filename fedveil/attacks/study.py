@@ -180,9 +180,9 @@ def run_on(
     if isinstance(progress, LiveProgress):
         progress.limit(limit.deadline)
     for clients in by_size:
-        if groups and limit.over:
-            break
         most = bench.images - sum(len(group.observation) for group in groups)
+        if groups and (limit.over or most < 1):  # a group of many examples may leave nothing to the later ones
+            break
         ended = sum(len(group.reconstruction) for group in groups)
         seen, x, y = attacked.observe(attack, clients, bench.at, most)
         guessed = guess(x, y, known, rule_for(bench.rule, x.shape[2:]))

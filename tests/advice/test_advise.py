@@ -189,15 +189,16 @@ def test_the_document(advice):
     assert document.keys() >= FIELDS and document["impossible"] is None
     assert document["config"] == toml and document["stand_in"]["name"] == "digits"
     assert document["accuracy"] > (document["chance"] + document["non_private"]) / 2
-    low, high = document["interval"]
-    assert low <= document["accuracy"] <= high
+    if document["interval"] is not None:  # there was time for a second training
+        low, high = document["interval"]
+        assert low <= document["accuracy"] <= high
     assert set(document["leak"]) == {"example", "client", "server", "release"}
     assert len(document["alternatives"]) == 1
     for option in document["alternatives"]:
         assert option.keys() >= FIELDS - {"stand_in", "alternatives"}
         assert option["name"] != document["name"] and option["leak"].keys() == document["leak"].keys()
     assert document["leak"]["example"]["success"] == 1.0  # open there: a linear model's gradient is the record
-    assert document["leak"]["server"]["success"] == 0.0
+    assert document["leak"]["server"]["success"] < 0.5
     assert answer.err.startswith("    0 s  stand-in")
     assert "costs no ε" in document["tuning"] and document["next"].startswith("fedveil train advice.toml")
 

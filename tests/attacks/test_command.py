@@ -9,6 +9,7 @@ import pytest
 
 from fedveil.attacks import results, study
 from fedveil.attacks.files import read_gradients
+from fedveil.attacks.orchestrate import attack
 from fedveil.attacks.score import RULES
 from fedveil.config import NAMES, for_attack, load
 from fedveil.federation import prepare
@@ -220,3 +221,12 @@ def test_zero_gradients_end_as_an_attack_that_found_nothing(seen, fedveil_cli, t
     (tmp_path / "seen.safetensors").write_bytes(safetensors(zero))
     answer = fedveil_cli("attack", *OWN, "-s", "attack.iterations=3", "--json", cwd=tmp_path)
     assert answer.code == 0 and len(json.loads(answer.out)["distance"]) == 1
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_large_batches_may_leave_nothing_to_later_groups(seed):
+    """At the tap `example` a client has as many gradients as examples; never more than `images` are attacked."""
+    settings = ["data.clients=12", "train.batching=poisson", "train.batch=2", f"train.noise_seed={seed}"]
+    asked = ["attack.name=aono", "attack.tap=example", "attack.images=6", "attack.rule=mse", "model.name=logistic"]
+    done = attack([*settings, *asked, "train.local_steps=1"]).as_dict()
+    assert 1 <= done["images"] <= 6
