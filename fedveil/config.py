@@ -145,6 +145,12 @@ class TrainConfig(Section):
     dropout: float = Field(0.0, ge=0, lt=1, description="share of chosen clients that never answer")
     late: float = Field(0.0, ge=0, lt=1, description="share of chosen clients whose answer counts one round later")
     secure_aggregation: bool = Field(False, description="the server sees sums only")
+    quorum: float | None = Field(
+        None, gt=0, le=1, description="share of a round's clients that a sum needs and whose noise is enough for it"
+    )
+    honest: float | None = Field(
+        None, gt=0, le=1, description="share of the quorum that is trusted to add its noise and keep it secret (1)"
+    )
     budget: Budget | None = Field(None, description="{epsilon, delta, tap, unit}: stop before exceeding it")
     stop: int | None = Field(
         None, ge=1, description="evaluations in a row without a smaller loss that end the training (unset: never)"
@@ -163,6 +169,17 @@ class TrainConfig(Section):
         if self.local_steps is not None and self.local_epochs is not None:
             takes = f"train.local_steps = {self.local_steps} is set too: keep one of the two"
             raise ConfigError("train.local_epochs", self.local_epochs, takes)
+        return self
+
+    @model_validator(mode="after")
+    def _sums(self) -> TrainConfig:
+        if self.quorum is not None and not self.secure_aggregation:
+            takes = "says how many clients a sum needs: set train.secure_aggregation = true, or leave it out"
+            raise ConfigError("train.quorum", self.quorum, takes)
+        if self.honest is not None and self.quorum is None:
+            raise ConfigError(
+                "train.honest", self.honest, "is a share of the quorum: set train.quorum, or leave it out"
+            )
         return self
 
 

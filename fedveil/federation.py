@@ -176,6 +176,8 @@ def make_setting(config: Config, partition: Partition, batches: BatchSampling, m
         aggregation=train.aggregation,
         weights=train.weights,
         secure_aggregation=train.secure_aggregation,
+        quorum=0 if train.quorum is None else math.ceil(train.quorum * train.per_round - 1e-9),
+        honest=1.0 if train.honest is None else train.honest,
         lr=train.lr or 1.0,
         optimizer=train.optimizer,
         max_weight=float(weights.max()),

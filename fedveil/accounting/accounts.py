@@ -228,6 +228,8 @@ def participations(setting: Setting, copies: int, every_round: bool, together: b
 
 def answering(setting: Setting, bins: int) -> Mixture:
     """How many others answer in a round in which one client does, rounded down: theirs is the other noise on the sum."""
+    if setting.quorum:
+        return ((1.0, setting.trusted - 1.0),)
     others, stay = setting.clients - 1, 1.0 - setting.dropout
     if setting.sampling == "poisson":
         mixture = accountants.binomial(others, setting.per_round / setting.clients * stay)
@@ -333,12 +335,20 @@ def realised(
             swap = adjacency == "replace" or unit != "client"  # one record may change its client's update in any way
             found.append(Round(((1.0, z),), distribution=release.distribution, replace=swap, slip=release.slip))
         elif unit != "client":
+            z, slip = _in_sums(release, z, setting)
             one, *_ = next(_steps(setting, "server", adjacency, 1))
-            slip = release.slip * one.steps
+            slip *= one.steps
             found.append(replace(one, noise=((1.0, z),), distribution=release.distribution, slip=slip))
     if not found:
         return None, why_none("server", unit, [r for r, _ in sent], False)
     return max(found, key=lambda one: one.noise[0][1] / (one.rate * math.sqrt(one.steps) * (1 + one.replace))), ""
+
+
+def _in_sums(release: Release, multiplier: float, setting: Setting) -> tuple[float, float]:
+    """z and slip of a client's release where the server sees it only in sums over a quorum."""
+    if not (release.client_noise_sums and setting.secure_aggregation and setting.quorum):
+        return multiplier, release.slip
+    return multiplier * math.sqrt(setting.trusted), release.sum_slip
 
 
 def realised_epsilon(rounds: Sequence[Round | None], delta: float) -> float:
@@ -419,7 +429,13 @@ def _assumes_clients(setting: Setting, release: Release, unit: str) -> tuple[str
 def _assumes_sum(shares: bool, setting: Setting) -> tuple[str, ...]:
     if not shares:
         return ()
-    made = ["only sums over a round's clients are seen (secure aggregation, or the model alone)", "no client colludes"]
+    made = ["only sums over a round's clients are seen (secure aggregation, or the model alone)"]
+    if setting.quorum:
+        told = (
+            f"at least {setting.trusted} of the {setting.quorum} clients of a quorum add their noise and keep it secret"
+        )
+        return (*made, f"a sum has {setting.quorum} clients or more", f"{told} (train.honest = {setting.honest:g})")
+    made.append("no client colludes")
     if setting.sampling == "poisson" or setting.dropout:
         made.append("the noise of those who answer counts, by the distribution of their number")
     return tuple(made)

@@ -194,7 +194,8 @@ def _held(transcript: Transcript) -> list[Release]:
 
 def _after(release: Release, transcript: Transcript) -> Release:
     """A client that is lost or whose message is dropped takes its noise with it, and the others weigh more."""
-    if release.client_noise_sums and (transcript.lost or transcript.dropped or transcript.unknown):
+    gone = transcript.lost or transcript.unknown if not transcript.setting.quorum else 0  # a quorum's noise is enough
+    if release.client_noise_sums and (gone or transcript.dropped):
         release = replace(release, client_noise_sums=False)
     if not release.certifiable or not release.on_sum:
         return release

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,8 @@ class Setting:
     may_stop: bool = False  # training may end before `rounds`, by its results; all rounds are charged
     max_share: float = 0.0  # the largest share that one message can have in a round's mean; 0: max_weight/per_round
     values: int = 0  # d, the values of one update; counted only where a defence asks for it
+    quorum: int = 0  # t: a sum over fewer clients is never made, and t clients' noise is enough for it; 0: no quorum
+    honest: float = 1.0  # share of the quorum that adds its noise and keeps it secret
 
     def lr_at(self, round_: Any) -> Any:
         """The rate, linear from `lr` to `lr_end`, in a round: a number, an array, or a round that is traced under jit."""
@@ -45,6 +48,16 @@ class Setting:
         share = round_ / (self.rounds - 1)
         share = min(1.0, share) if isinstance(round_, int) else share.clip(max=1.0)
         return self.lr + (self.lr_end - self.lr) * share
+
+    @property
+    def sharers(self) -> int:
+        """The clients among whom the noise of a sum is divided: the quorum, or all of a round."""
+        return self.quorum or self.per_round
+
+    @property
+    def trusted(self) -> int:
+        """The clients of a quorum whose noise counts; at least the one whose account it is."""
+        return max(1, math.floor(self.honest * self.quorum + 1e-9))
 
     @property
     def share(self) -> float:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from fedveil.core.events import Claim, Release
 from fedveil.core.setting import Setting
-from fedveil.core.stage import Effect, StageContext
+from fedveil.core.stage import Effect, Point, StageContext
 from fedveil.mechanisms.mechanism import Placed, Schedule, Shape
 
 if TYPE_CHECKING:
@@ -200,9 +200,21 @@ class Defense:
         """Every noise multiplier that the defence uses, by config key."""
         return ()
 
-    def refuses_deployment(self) -> Refusal | None:
-        """Why it must not run on real machines; None where it may."""
+    def refuses_deployment(self, summed: bool = False) -> Refusal | None:
+        """Why it must not run on real machines; None where it may. `summed`: only sums over a quorum are seen."""
         return None
+
+    def sums_integers(self, setting: Setting) -> bool:
+        """Whether a client's whole message is a sum of integers with its noise, `integer_sum`, times public numbers."""
+        return False
+
+    def integer_sum(self, each: Tree, mask: jax.Array, at: StageContext) -> Tree:
+        raise NotImplementedError
+
+    def integer_unit(self, at: Point) -> float:
+        """The value of one of these integers, before it is divided by the batch size."""
+        (placed,) = self.mechanisms(at.setting)
+        return float(placed.mechanism.width(at))
 
     def node_part(self) -> Defense:
         """What of it a node runs: without what belongs to the server."""

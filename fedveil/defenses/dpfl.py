@@ -204,7 +204,7 @@ class DPFL(Defense):
     def clip_bounds(self) -> tuple[float, ...]:
         return (self.clip,)
 
-    def refuses_deployment(self) -> Refusal | None:
+    def refuses_deployment(self, summed: bool = False) -> Refusal | None:
         if not self.public_only:
             return None
         return Refusal("public_only", True, "asks no node for anything: run it with 'fedveil train'")

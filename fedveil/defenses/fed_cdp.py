@@ -96,7 +96,7 @@ class FedCDP(Scheduled):
 
     def on_sum(self, setting: Setting) -> Mechanism:
         """The same clip, and the noise that a client's batch sum carries."""
-        spread = {"example": math.sqrt(setting.batch), "batch": 1.0, "cohort": 1.0 / math.sqrt(setting.per_round)}
+        spread = {"example": math.sqrt(setting.batch), "batch": 1.0, "cohort": 1.0 / math.sqrt(setting.sharers)}
         return self._with_spread(setting, spread[self.placement])
 
     def _with_spread(self, setting: Setting, spread: float) -> Mechanism:
@@ -196,6 +196,15 @@ class FedCDP(Scheduled):
 
         return jax.tree.map(shared, own, whole)
 
+    def integer_sum(self, each: Tree, mask: jax.Array, at: StageContext) -> Tree:
+        """The clipped sum with its noise in grid widths, int32: what a node sends into a sum of nodes."""
+        _, clipped = self._clipped(each, mask, at)
+        return self.on_sum(at.setting).noised_integers(clipped, at)
+
+    def sums_integers(self, setting: Setting) -> bool:
+        placed_once = self.placement != "example" and setting.local_steps == 1 and setting.optimizer == "sgd"
+        return self.integer and self.noise > 0 and placed_once and setting.batching == "poisson"
+
     def _in_integers(self, clipped: Tree, mask: jax.Array, at: StageContext) -> tuple[Tree, Tree]:
         """Example gradients and the rest of their sum, in whole numbers; at placement `example` each has its own noise."""
         import jax
@@ -246,15 +255,15 @@ class FedCDP(Scheduled):
         keeps = "joint differential privacy keeps the unit, one example; it says nothing of a whole client"
         return [sampled, replace(sampled, unit="client", reason=keeps, rule="joint")]
 
-    def refuses_deployment(self) -> Refusal | None:
+    def refuses_deployment(self, summed: bool = False) -> Refusal | None:
         if self.measures_clients:
             takes = "needs every gradient of the client's data in every round: use 'fixed' on real machines"
             return Refusal("clip_mode", self.clip_mode, takes)
-        if self.placement != "cohort":
+        if self.placement != "cohort" or summed:
             return None
         takes = (
-            "is noise for a sum: it takes secure aggregation, and a node that drops out takes its share of the noise away "
-            "(docs/secure-aggregation.md): use 'example' or 'batch'"
+            "is noise for a sum, by secure aggregation over a quorum: set train.secure_aggregation = true and "
+            "train.quorum, or use 'example' or 'batch'"
         )
         return Refusal("placement", "cohort", takes)
 

@@ -174,7 +174,7 @@ class TwoDP(Defense):
             )
         return [Claim("client", "example", reason, epsilon=self.epsilon, delta=self.delta if self.epsilon else None)]
 
-    def refuses_deployment(self) -> Refusal | None:
+    def refuses_deployment(self, summed: bool = False) -> Refusal | None:
         """Refuses `omega`: a node's limits read the noise from the config, but here it follows from the rounds."""
         takes = (
             "a node's limits read the noise from the config: set defense.noise to σ, and leave omega and epsilon out"

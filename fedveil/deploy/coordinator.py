@@ -395,11 +395,15 @@ class _DeployedRun:
         """The mean of the updates of the survivors, as one answer that counts for all of them."""
         from fedveil.deploy import secure  # `cryptography` comes with the extra [flower]
 
-        quorum = secure.quorum_of(chosen, self.terms.quorum)
+        task = self.simulator.task
+        quorum = secure.quorum_of(chosen, max(self.terms.quorum, task.setting.quorum / task.setting.per_round))
         if chosen < SUMMED:
             return {}, {}, {}  # a sampled cohort that is too small to be summed: a round without updates
         asked = {c: secure.Asked(self.nodes[c][0], *message) for c, message in requests.items()}
         grid, like = encoding.FixedPoint(), state.params
+        if client_part.sums_integers(task):
+            lr = float(task.setting.lr_at(number))
+            grid = encoding.FixedPoint(unit=client_part.integer_unit(task, number, lr))
         try:
             if len(asked) < quorum:
                 raise secure.Abort(f"{len(asked)} of {chosen} nodes are connected, {quorum} are needed")

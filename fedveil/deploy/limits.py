@@ -48,6 +48,9 @@ class Limits(_Table):
     steps: int | None = Field(None, ge=1, description="most local steps in a round")
     rounds: int | None = Field(None, ge=1, description="most rounds in a run")
     parameters: int = Field(20_000_000, ge=1, description="most parameters of a model")
+    honest: float = Field(
+        0.9, gt=0, le=1, description="share of a quorum that this node trusts to add its noise and keep it secret"
+    )
     survivors: int = Field(3, ge=3, description="fewest nodes whose sum is unmasked under secure aggregation")
     seconds: float = Field(900.0, gt=0, description="most seconds for one round; the worker is ended after that")
     memory: int = Field(16_384, ge=512, description="most memory of the worker, in MiB")
@@ -165,7 +168,7 @@ def check_deployable(config: Config, *, test: bool = False) -> None:
     if train.secure_aggregation:
         _check_sums(config)
     for defense in config.defense:
-        refusal = defense.refuses_deployment()
+        refusal = defense.refuses_deployment(train.secure_aggregation and train.quorum is not None)
         if refusal is not None:
             raise ConfigError(f"defense.{refusal.key}", refusal.value, refusal.takes)
 
@@ -191,7 +194,25 @@ def deployable(config: Config, *, test: bool = False) -> Config:
     Test mode changes nothing: it compares a run with a simulation of the same config.
     """
     check_deployable(config, test=test)
-    return config if test else config.model_copy(update={"defense": tuple(d.deployed() for d in config.defense)})
+    if test:
+        return config
+    made = config.model_copy(update={"defense": tuple(d.deployed() for d in config.defense)})
+    if made.train.quorum is not None:
+        _check_quorum(made)
+    return made
+
+
+def _check_quorum(config: Config) -> None:
+    """Raises `ConfigError` where nodes could not send integers that carry their share of the noise."""
+    train, (first, *others) = config.train, config.defense
+    one_step = train.local_steps == 1 and train.optimizer == "sgd" and train.batching == "poisson"
+    suits = first.name == "fed-cdp" and first.integer and getattr(first, "placement", "") != "example"
+    if others or not suits or not one_step or train.aggregation != "fedsgd":
+        takes = (
+            "divides the noise of a sum of integers: on real machines that takes fed-cdp alone, with placement 'cohort' or "
+            "'batch', integer arithmetic, one local step of sgd on Poisson batches, and fedsgd"
+        )
+        raise ConfigError("train.quorum", train.quorum, takes)
 
 
 def check_size(limits: Limits, rounds: int, steps: int, parameters: int) -> None:

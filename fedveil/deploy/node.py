@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 Tree = Any
 Sent = TypeVar("Sent")
 local_round = jax.jit(client_part.local_round, static_argnums=0)  # the audit runs this program, too
+integer_round = jax.jit(client_part.integer_round, static_argnums=0)
 MAX_PROGRAMS = 32  # compiled programs that a process keeps: every new config of a server adds one
 MAX_CONFIG = 1 << 16  # characters of a requested config
 MAX_WEIGHT = 1e6  # of a client, relative to the mean
@@ -202,12 +203,18 @@ class NodeRound:
         if terms.quorum < self.node.limits.survivors:
             least = self.node.limits.survivors
             raise Refused(f"this node accepts sums over at least {least} nodes, requested: {terms.quorum}")
+        if terms.quorum < planned.task.setting.quorum:
+            told = f"the noise is for sums over {planned.task.setting.quorum} nodes or more, requested: {terms.quorum}"
+            raise Refused(f"{told} (train.quorum)")
         self._ledger_entry(planned)  # refused now rather than after the others have prepared their masks
 
     grid = encoding.FixedPoint()
 
     def integers(self, message: Tree, cohort: int) -> np.ndarray:
         """The update as the integers that are masked."""
+        leaves = jax.tree.leaves(jax.device_get(message))
+        if np.issubdtype(leaves[0].dtype, np.integer):  # they carry their noise already
+            return np.concatenate([np.asarray(leaf, np.int64).ravel() for leaf in leaves])
         return self.grid.encode(message, cohort)
 
     def _plan(self) -> _Plan:
@@ -245,6 +252,7 @@ class NodeRound:
             smallest=request.smallest,
             max_weight=request.max_weight,
             min_weight=request.min_weight,
+            honest=min(setting.honest, self.node.limits.honest),
         )
         defenses = config.defense
         for defense in defenses:
@@ -366,7 +374,8 @@ class NodeRound:
         inputs = RoundInputs(sent, self.data.x, self.data.y, shared, context.round, lr)
         batches = jax.tree.map(lambda a: a[0], drawn)
         _forget_programs()
-        found = local_round(task, inputs, received, ClientInputs(self._id, 0, batches, state=state), context)
+        program = integer_round if client_part.sums_integers(task) else local_round
+        found = program(task, inputs, received, ClientInputs(self._id, 0, batches, state=state), context)
         return found.message, found.loss, found.state
 
     def _keys(self) -> tuple[Any, Any]:

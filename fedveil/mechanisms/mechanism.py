@@ -230,13 +230,16 @@ class Mechanism:
 
     def noised_sum(self, clipped: Tree, at: StageContext) -> Tree:
         """The sum of clipped contributions, a leading axis of them, with integer noise: added up in whole numbers."""
+        return self.in_units(self.noised_integers(clipped, at), clipped, at)
+
+    def noised_integers(self, clipped: Tree, at: StageContext) -> Tree:
+        """The same sum in grid widths, int32."""
         import jax
         import jax.numpy as jnp
 
         whole = self.rounded(clipped, at)
         drawn = self.integer_noise(jax.tree.map(lambda a: a[0], whole), at)
-        total = jax.tree.map(lambda a, n: a.sum(axis=0, dtype=jnp.int32) + n, whole, drawn)
-        return self.in_units(total, clipped, at)
+        return jax.tree.map(lambda a, n: a.sum(axis=0, dtype=jnp.int32) + n, whole, drawn)
 
     def rounded(self, clipped: Tree, at: StageContext) -> Tree:
         """Each clipped contribution in grid widths, int32, within the bound of its sum of squares."""
@@ -266,7 +269,7 @@ class Mechanism:
         width = self.width(at)
         return jax.tree.map(lambda a, of: (a.astype(of.dtype) * width).astype(of.dtype), whole, like)
 
-    def width(self, at: StageContext) -> Scalar:
+    def width(self, at: Point) -> Scalar:
         """The width of the grid."""
         assert self.grid is not None
         return self.scale(at) / self.grid.sigma

@@ -21,7 +21,7 @@ import optax
 
 from fedveil.core import keys
 from fedveil.core.setting import Setting
-from fedveil.core.stage import StageContext
+from fedveil.core.stage import AccountPoint, StageContext
 from fedveil.defenses.base import Defense, filters
 from fedveil.mechanisms.mechanism import WHOLE
 from fedveil.models.layers import Array, Context, Params
@@ -214,6 +214,34 @@ def if_made(task: Task, number: Array, steps: Array, new: Local, old: Local) -> 
     if not task.ragged_steps:
         return new
     return jax.tree.map(lambda a, b: jnp.where(number < steps, a, b), new, old)
+
+
+# --- a round whose message is integers
+
+
+def sums_integers(task: Task) -> bool:
+    """Whether nodes send integers with their noise, which secure aggregation adds up; else updates in fixed point."""
+    setting = task.setting
+    alone = len(task.defenses) == 1 and task.defenses[0].sums_integers(setting)
+    return alone and setting.secure_aggregation and setting.quorum > 0 and setting.aggregation == "fedsgd"
+
+
+def integer_round(
+    task: Task, inputs: RoundInputs, received: Params, own: ClientInputs, context: RoundContext
+) -> ClientResult:
+    """One client's round of one step, with the noised gradient sum in whole numbers as its message."""
+    batches: Any = own.batches
+    batch = _scaled(task, Batch(inputs.x[batches.index[0]], inputs.y[batches.index[0]], batches.mask[0]))
+    draws = keys_of_step(task, context, 0)
+    each, losses = _example_gradients(task, received, batch, draws.get("dropout"))
+    at = stage_context(task, context, draws["example/0"], batch_divisor(task, batch.mask))
+    return ClientResult(task.defenses[0].integer_sum(each, batch.mask, at), losses.sum() / at.divisor, own.state)
+
+
+def integer_unit(task: Task, number: int, lr: float) -> float:
+    """The update that one integer stands for: the step of descent from the noised sum."""
+    at = AccountPoint(task.setting, number, lr)
+    return -lr * task.defenses[0].integer_unit(at) / task.setting.batch
 
 
 # --- its parts

@@ -162,6 +162,9 @@ def advance(task: Task, rule: ServerRule, state: ServerState, summed: Sum, round
     if rule.keeps_late:
         total = jax.tree.map(jnp.add, total, state.late["total"])
         weight = weight + state.late["weight"]
+    if task.setting.quorum:  # fewer answers are never added up: their noise would not be enough
+        enough = summed.answered - summed.not_finite >= task.setting.quorum
+        total = jax.tree.map(lambda t: jnp.where(enough, t, 0.0), total)
     nominal = task.setting.sampling == "poisson"
     divisor = jnp.asarray(task.setting.per_round, weight.dtype) if nominal else weight
 
