@@ -11,19 +11,26 @@ Document = dict[str, Any]
 
 
 def toml(document: Document) -> str:
-    """The document as a config file, with `[defense]` last."""
-    order = sorted(document, key=lambda name: name == "defense")
-    return "\n".join(line for name in order for line in (f"[{name}]", *_items(document[name]), "")).rstrip() + "\n"
+    """The document as a config file: keys of no section first, such as `preset`, and `[defense]` last."""
+    alone = _items({name: value for name, value in document.items() if not isinstance(value, dict)})
+    order = sorted(_sections(document), key=lambda name: name == "defense")
+    lines = [line for name in order for line in (f"[{name}]", *_items(document[name]), "")]
+    return "\n".join([*alone, *([""] if alone else []), *lines]).rstrip() + "\n"
 
 
 def settings(document: Document) -> list[str]:
-    """The `section.key=value` settings that give the same document."""
-    return [
+    """The `section.key=value` settings that give the same document, after those of no section, such as `preset=paper`."""
+    alone = [f"{n}={_bare(v)}" for n, v in document.items() if not isinstance(v, dict) and v is not None]
+    return alone + [
         f"{name}.{key}={_bare(value)}"
-        for name in sorted(document, key=lambda name: name == "defense")
+        for name in sorted(_sections(document), key=lambda name: name == "defense")
         for key, value in document[name].items()
         if value is not None
     ]
+
+
+def _sections(document: Document) -> list[str]:
+    return [name for name, value in document.items() if isinstance(value, dict)]
 
 
 def command(name: str, document: Document, *options: str) -> str:
