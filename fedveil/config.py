@@ -533,6 +533,8 @@ def _with_preset(config: Config) -> TrainConfig:
     unset |= {key: value for key, value in found.train.items() if getattr(train, key) is None}
     if train.local_epochs is not None or any(defense.fixed_local_steps for defense in config.defense):
         unset.pop("local_steps", None)
+    if presets.STEP_SIZE & train.model_fields_set:  # a learning rate that was chosen is not multiplied by momentum
+        unset = {key: value for key, value in unset.items() if key not in presets.STEP_SIZE}
     if train.per_round is None:
         unset["per_round"] = found.per_round(config.data.clients)
     return train.model_copy(update=unset)

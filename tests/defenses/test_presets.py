@@ -69,6 +69,13 @@ def test_keys_that_the_user_set_are_kept() -> None:
     assert epochs.train.local_steps is None and epochs.train.local_epochs == 2
 
 
+def test_momentum_is_not_added_to_a_learning_rate_that_the_user_chose() -> None:
+    """Momentum of 0.9 makes a step ten times as long: a setting that learned would diverge."""
+    chosen = resolve(from_dict({**OURS, "defense": {"name": "fed-cdp"}, "train": {"lr": 1.0}}))
+    assert (chosen.train.lr, chosen.train.server_momentum) == (1.0, 0.0)
+    assert resolve(from_dict({**OURS, "defense": {"name": "fed-cdp"}})).train.server_momentum == 0.9
+
+
 def test_a_defence_object_has_all_its_keys() -> None:
     for config in (from_dict({"defense": FedCDP()}), from_settings(from_dict({}), defense=FedCDP())):
         assert config.preset == "paper" and config.defense == (FedCDP(),)
