@@ -4,8 +4,8 @@
 where the noise is per step, momentum at the server. They were tuned on digits and Fashion-MNIST (docs/defaults.md). `paper`
 holds the papers' settings: the defaults of the defence's own keys, and the dataset's usual training.
 
-A preset only fills keys that nobody set. The keys of the step size (`STEP_SIZE`) belong together: if one of them was set, the
-preset fills none of them. A defence that is given as an object has all its keys, so nothing is filled.
+A preset only fills keys that nobody set. The keys of the step size (`STEP_SIZE`) belong together: if one of them was set,
+the preset fills none of them. A defence that is given as an object has all its keys, so nothing is filled.
 """
 
 from __future__ import annotations
