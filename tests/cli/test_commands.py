@@ -192,25 +192,33 @@ def test_a_finished_run_resumed_says_the_same_again(trained, fedveil_cli, tmp_pa
 
 
 @pytest.mark.slow
-def test_demo_ends_with_a_report_of_three_runs(fedveil_cli, tmp_path):
+def test_demo_ends_with_a_report_of_four_runs(fedveil_cli, tmp_path):
     answer = fedveil_cli("demo", "-s", "train.rounds=20", "--json", cwd=tmp_path)
     assert answer.code == 0, answer.err
     made = json.loads(answer.out)
     assert set(made) >= {"accuracy", "split", "loss", "rounds", "seconds", "run", "ledger", "report", "runs", "study"}
     assert made["study"].startswith("runs/demo-") and made["report"] == f"{made['study']}/report.html"
-    seats = {run["defense"][0]: run["seats"] for run in made["runs"]}
+    seats = {Path(run["run"]).name: run["seats"] for run in made["runs"]}
     for tap in ("server", "client", "example"):
         assert seats["none"][tap]["verdict"] == seats["fed-sdp"][tap]["verdict"] == "leaks"
-        assert seats["fed-cdp"][tap]["success_rate"] == 0 and seats["fed-cdp"][tap]["epsilon"]["example"] > 0
+        each = seats["each-example"][tap]
+        assert each["success_rate"] == 0 and each["epsilon"]["example"] > 0
+    closed = seats["secure-sum"]
+    assert closed["server"]["success_rate"] is None and closed["client"]["success_rate"] == 0
+    assert closed["server"]["epsilon"]["example"] < 3 and closed["example"]["verdict"] == "leaks"
     page = (tmp_path / made["report"]).read_text(encoding="utf-8")
-    assert page.count("data:image/png") == 3 * 3 * 6 * 5  # runs, seats, examples; truth, three steps, result
-    assert "1 of 3: training, none" in answer.err
+    assert (
+        page.count("data:image/png") == 11 * 6 * 5
+    )  # runs and seats but the server's under secure aggregation, examples; truth, three steps, result
+    assert "1 of 4: training, none" in answer.err
 
 
 def test_settings_of_the_demo_reach_all_its_runs_and_a_defence_takes_the_place_of_ours():
     ours = {name: load(None, given) for name, given in _studies(["train.rounds=7"]).items()}
-    assert list(ours) == ["none", "fed-sdp", "fed-cdp"] and {one.train.rounds for one in ours.values()} == {7}
-    assert len({str((one.data, one.model, one.train)) for one in ours.values()}) == 1
+    assert list(ours) == ["none", "fed-sdp", "each-example", "secure-sum"]
+    assert {one.train.rounds for one in ours.values()} == {7}
+    assert len({str((one.data, one.model)) for one in ours.values()}) == 1
+    assert len({str(one.train) for name, one in ours.items() if name != "secure-sum"}) == 1
     own = {name: load(None, given) for name, given in _studies(["defense.name=lip", "model.name=logistic"]).items()}
     assert list(own) == ["none", "lip"] and {one.model.name for one in own.values()} == {"logistic"}
     assert list(_studies(["defense.name=none", "data.name=cancer"])) == ["none"]
