@@ -1,7 +1,7 @@
 """Presets: what a private defence uses for the keys that a config leaves out, by defence and kind of dataset.
 
 `fedveil`, the default, holds settings that learn at a small ε: flat clips, noise on sums of many records, one local step
-where the noise is per step, momentum at the server. They were tuned on digits and Fashion-MNIST (docs/config.md). `paper`
+where the noise is per step, momentum at the server. They were tuned on digits and Fashion-MNIST (docs/defaults.md). `paper`
 holds the papers' settings: the defaults of the defence's own keys, and the dataset's usual training.
 
 A preset only fills keys that nobody set. The keys of the step size (`STEP_SIZE`) belong together: if one of them was set,
