@@ -86,7 +86,12 @@ def _rebuilt(told: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def _of_gradients(told: dict[str, Any]) -> list[tuple[str, Any]]:
     """The lines of an attack on gradients whose truth nobody knows."""
-    return [("labels", told["labels"]), ("gradient distance", told["distance"]), ("ending", told["ending"])]
+    return [
+        ("rebuilt", "not scored: the truth is not known"),
+        ("labels", told["labels"]),
+        ("gradient distance", told["distance"]),
+        ("ending", told["ending"]),
+    ]
 
 
 def _inferred(told: dict[str, Any]) -> list[tuple[str, Any]]:

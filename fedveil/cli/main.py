@@ -66,18 +66,19 @@ def train(
 
     if out == "":
         raise ConfigError("--out", out, "takes the folder of a run: leave it out for one below runs/")
+    where: list[str] = []
     if resume is not None:
         if file is not None or settings:
             raise ConfigError("--resume", resume or None, "takes the run's own config: leave out FILE and -s")
         run = RunFolder.open(Path(resume or out or newest_unfinished()))
         ready = reopen(run)
-        _say_where(run, ready.rounds)
+        where = [_where(run, ready.rounds)]
     else:
         ready = federation(load(file, settings))
         names = "+".join(d.name for d in ready.config.defense)
         run = RunFolder.create(Path(out) if out else default_path(f"{ready.config.data.name}-{names}"))
     try:
-        with show.Bar(ready.rounds) as bar:
+        with show.Bar(ready.rounds, where) as bar:
             result = run_rounds(ready, run, bar)
     except KeyboardInterrupt:  # a second Ctrl-C: what the last checkpoint holds is kept
         if not run.config.exists():
@@ -89,15 +90,12 @@ def train(
         show.print_training(ready, result)
 
 
-def _say_where(run: RunFolder, rounds: int) -> None:
-    """Says on stderr where a run resumes, or that nothing is left of it."""
-    from fedveil.cli import show
-
+def _where(run: RunFolder, rounds: int) -> str:
+    """Where a run resumes, or that nothing is left of it."""
     done = run.checkpoint_round()
     if run.read_info().get("status") == "done" and done >= rounds:
-        show.note(f"{run.path} is finished: nothing is trained, its {rounds} rounds are shown again")
-    else:
-        show.note(f"{run.path} resumes after round {done} of {rounds}")
+        return f"{run.path} is finished: nothing is trained, its {rounds} rounds are shown again"
+    return f"{run.path} resumes after round {done} of {rounds}"
 
 
 @app.command("demo")

@@ -145,9 +145,13 @@ def as_options(*keys: str) -> Iterator[None]:
 
 
 class Bar:
-    """Progress over rounds on stderr; silent where stderr is not a terminal."""
+    """Progress over rounds on stderr; silent where stderr is not a terminal.
 
-    def __init__(self, rounds: int):
+    `first`: lines that are printed once a round is done, or the training ends well. So an error is the only line.
+    """
+
+    def __init__(self, rounds: int, first: Sequence[str] = ()):
+        self.first = list(first)
         columns = (
             TextColumn("round"),
             MofNCompleteColumn(),
@@ -164,10 +168,17 @@ class Bar:
         self.bar.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.bar.stop()
+        if kind is None:
+            self._say()
+
+    def _say(self) -> None:
+        while self.first:
+            note(self.first.pop(0))
 
     def __call__(self, row: dict[str, Any]) -> None:
+        self._say()
         self.bar.update(self.task, completed=row["round"] + 1)
         if "accuracy" in row:
             self.bar.update(self.task, scores=f"accuracy {row['accuracy']:.4f}  loss {row['loss']:.4f}")

@@ -128,7 +128,7 @@ def test_noise_keeps_the_epsilon_that_is_asked_for(trained):
 
 def test_without_an_epsilon_the_noise_is_the_config_s(trained):
     found = kinds.KINDS["curve"](Job("curve", (*SMALL, "defense.noise=4.0"), {}))
-    assert found["noise"] == 4.0 and trained[0].settings == (*SMALL, "defense.noise=4.0")
+    assert found["noise"] == 4.0 and trained[0].settings == (*SMALL, "defense.noise=4.0", "preset=paper")
     account = plan(load(None, [*SMALL, "defense.noise=4.0"])).transcript()
     assert found["epsilon"] == pytest.approx(ledger.certified(account, "server", "example", 1e-3).epsilon)
     assert found["client_epsilon"] is None  # distinct noise has no certificate
