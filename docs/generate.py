@@ -33,6 +33,7 @@ from fedveil.data.partition import PARTITIONS
 from fedveil.data.registry import DATASETS
 from fedveil.defenses import presets
 from fedveil.defenses.catalog import DEFENSES
+from fedveil.defenses.standard import CLOSEST, SAME
 from fedveil.models.catalog import MODELS
 
 HERE = Path(__file__).parent
@@ -213,7 +214,7 @@ def names_page() -> str:
     lines += ["## Partitions", "", *_described(PARTITIONS.values())]
     lines += ["## Models", "", *_described(MODELS.values())]
     defenses = ((f"`{kind.name}`", kind.summary, code(keys(kind))) for kind in DEFENSES.values())
-    lines += ["## Defences", "", *table(("name", "what", "keys"), defenses)]
+    lines += ["## Defences", "", *table(("name", "what", "keys"), defenses), *_standard()]
     attacks = ((f"`{kind.name}`", kind.summary, code(keys(kind))) for kind in ATTACKS.values())
     lines += ["## Attacks", "", *table(("name", "what", "keys"), attacks)]
     adversaries = ((f"`{a.name}`", a.summary, code(a.taps)) for a in ADVERSARIES.values())
@@ -225,6 +226,13 @@ def names_page() -> str:
     ]
     lines += ["## Taps", "", *table(("name", "what"), ((f"`{n}`", text) for n, text in TAPS.items()))]
     return "\n".join(lines)
+
+
+def _standard() -> list[str]:
+    """The field's names for defences: what they stand for, or why they are not taken."""
+    rows = [(f"`{name}`", code(f"{key} = {value}" for key, value in of.items())) for name, of in SAME.items()]
+    rows += [(f"`{name}`", f"refused: {why}") for name, why in CLOSEST.items()]
+    return ["Standard names, which `defense.name` takes too:", "", *table(("name", "stands for"), rows)]
 
 
 def _described(infos: Iterable[Any]) -> list[str]:

@@ -315,3 +315,15 @@ def test_a_former_key_gets_one_line_on_stderr(tmp_path):
     )
     assert done.returncode == 0 and json.loads(done.stdout)
     assert done.stderr.splitlines() == ["fedveil: attack.seat is now called attack.adversary: please rename it"]
+
+
+def test_defences_are_listed_by_what_the_ledger_certifies_for_them(fedveil_cli, tmp_path):
+    entries = json.loads(fedveil_cli("list", "defenses", "--json", cwd=tmp_path).out)
+    for entry in entries:
+        rows = fedveil.account({"preset": "fedveil", "defense": {"name": entry["name"]}})
+        units = {row.unit for row in rows if row.certified and row.epsilon is not None}
+        wanted = "clients" if "client" in units else "records" if "example" in units else "nothing"
+        assert entry["protects"].startswith(wanted), entry["name"]
+    assert {entry["protects"].split(",")[0] for entry in entries} >= {"records", "clients"}
+    shown = fedveil_cli("list", "defenses", cwd=tmp_path).out
+    assert "protects records" in shown and "dp-sgd: fed-cdp, batch, flat" in shown
