@@ -310,13 +310,14 @@ def _check_begun(federation: Federation, run: Path) -> None:
 
 
 def _draw(done: Study, folder: Path, precision: str, limit: Limit) -> list[str]:
-    from fedveil.attacks.pictures import write_film, write_grid
+    from fedveil.attacks.pictures import write_film, write_grid, write_pairs
 
     folder.mkdir(parents=True, exist_ok=True)
     truth, found = study.steps(done, 8, precision, limit)
     write_grid(folder / "grid.png", [truth, *found])
     write_film(folder / "steps.gif", truth, found)
-    return [str(folder / "grid.png"), str(folder / "steps.gif")]
+    write_pairs(folder / "victims.png", *study.victims(done))
+    return [str(folder / name) for name in ("victims.png", "grid.png", "steps.gif")]
 
 
 # --- inference attacks

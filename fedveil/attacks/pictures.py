@@ -22,6 +22,17 @@ def write_grid(path: Path, rows: Sequence[np.ndarray]) -> None:
     write_atomic(path, lambda file: picture.save(file, "PNG"), SHARED)
 
 
+def write_pairs(path: Path, truth: np.ndarray, found: np.ndarray, width: int = 16) -> None:
+    """Truth [n, height, width, channels] above what was found, `width` pairs in a row; white fills the last row."""
+    rows = []
+    for at in range(0, len(truth), width):
+        for values in (truth, found):
+            part = values[at : at + width]
+            filled = min(width, len(truth)) - len(part)
+            rows.append(np.concatenate([part, np.ones((filled, *part.shape[1:]), part.dtype)]))
+    write_grid(path, rows)
+
+
 def write_film(path: Path, truth: np.ndarray, steps: np.ndarray) -> None:
     """Truth [n, ...] above, below it what was found, step by step [shown, n, ...]."""
     frames = [Image.fromarray(_grid([truth, step])) for step in steps]

@@ -31,7 +31,7 @@ from fedveil.attacks.base import (
 from fedveil.attacks.guess import Guess, guess
 from fedveil.attacks.limit import NO_LIMIT, Limit
 from fedveil.attacks.observation import GradientObservation
-from fedveil.attacks.score import BELIEF, Scores, rule_for, score
+from fedveil.attacks.score import BELIEF, Scores, assigned, rule_for, score
 from fedveil.attacks.watch import Watch
 from fedveil.config import AttackConfig
 from fedveil.core.errors import ConfigError
@@ -314,3 +314,18 @@ def steps(study: Study, count: int, precision: str, limit: Limit = NO_LIMIT) -> 
     execution = Execution(precision=precision, deadline=limit.deadline)
     frames = [found.inputs[which, 0] for found in in_time(shorter, few, execution)]
     return group.truth_x[which, 0], np.stack([*frames, done.inputs[: len(which), 0]])
+
+
+def victims(study: Study) -> tuple[np.ndarray, np.ndarray]:
+    """Every attacked example and what the first seed's attack made of it, [n, ...shape] each.
+
+    Where several examples are behind one gradient, each result is paired with the true example that it fits best.
+    """
+    pairs = []
+    for group in study.groups:
+        done = group.reconstruction
+        first_seed = done.seed == done.seed[0]
+        truth = np.asarray(group.truth_x[done.attack[first_seed]], float)
+        found, _ = assigned(done.inputs[first_seed].astype(np.float64), done.labels[first_seed], truth)
+        pairs.append([values.reshape(-1, *values.shape[2:]) for values in (truth, found)])
+    return np.concatenate([truth for truth, _ in pairs]), np.concatenate([found for _, found in pairs])

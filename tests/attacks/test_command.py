@@ -6,10 +6,12 @@ import struct
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedveil.attacks import results, study
 from fedveil.attacks.files import read_gradients
 from fedveil.attacks.orchestrate import attack
+from fedveil.attacks.pictures import write_pairs
 from fedveil.attacks.score import RULES
 from fedveil.config import NAMES, for_attack, load
 from fedveil.federation import prepare
@@ -32,7 +34,7 @@ def test_a_study_of_a_config_and_of_a_run(fedveil_cli, tmp_path):
     assert answer.code == 0 and set(document) >= FIELDS and document["tap"] == "client" and document["images"] == 3
     assert document["limits"]["1"]["ssim"] < document["limits"]["5"]["ssim"] <= document["ssim"]
     assert document["label_success_rate"] == 1.0 and document["success_rate"] == 1.0 and document["mse"] < 1e-3
-    for name in ("grid.png", "steps.gif"):
+    for name in ("victims.png", "grid.png", "steps.gif"):
         assert (tmp_path / "seen" / name).stat().st_size > 100
     (kept,), _ = results.read_all(tmp_path / "kept")
     assert kept.pictures.shown == ("step 1", "step 5", "result") and kept.pictures.success.all()
@@ -230,3 +232,16 @@ def test_large_batches_may_leave_nothing_to_later_groups(seed):
     asked = ["attack.name=aono", "attack.tap=example", "attack.images=6", "attack.rule=mse", "model.name=logistic"]
     done = attack([*settings, *asked, "train.local_steps=1"]).as_dict()
     assert 1 <= done["images"] <= 6
+
+def test_pictures_show_every_victim_below_its_truth(tmp_path):
+    """20 pairs: 16 in the first two rows of pictures, 4 in the last two."""
+    truth = np.linspace(0.0, 1.0, 20).reshape(20, 1, 1, 1) * np.ones((1, 4, 4, 1))
+    write_pairs(tmp_path / "victims.png", truth, 1.0 - truth)
+    with Image.open(tmp_path / "victims.png") as picture:
+        pixels = np.asarray(picture.convert("L"), float) / 255
+    high, wide = pixels.shape[0] // 4, pixels.shape[1] // 16
+    middle = pixels[high // 2 :: high, wide // 2 :: wide][:4]
+    np.testing.assert_allclose(middle[0], truth[:16, 0, 0, 0], atol=0.01)
+    np.testing.assert_allclose(middle[1], 1 - truth[:16, 0, 0, 0], atol=0.01)
+    np.testing.assert_allclose(middle[3, :4], 1 - truth[16:, 0, 0, 0], atol=0.01)
+    assert (middle[2:, 4:] == 1).all()
