@@ -233,6 +233,7 @@ def test_large_batches_may_leave_nothing_to_later_groups(seed):
     done = attack([*settings, *asked, "train.local_steps=1"]).as_dict()
     assert 1 <= done["images"] <= 6
 
+
 def test_pictures_show_every_victim_below_its_truth(tmp_path):
     """20 pairs: 16 in the first two rows of pictures, 4 in the last two."""
     truth = np.linspace(0.0, 1.0, 20).reshape(20, 1, 1, 1) * np.ones((1, 4, 4, 1))
