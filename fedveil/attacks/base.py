@@ -101,6 +101,11 @@ class Reconstruction:
     def __len__(self) -> int:
         return len(self.attack)
 
+    @property
+    def of_first_seed(self) -> np.ndarray:
+        """The attacks [attacks] with the first seed, as far as they were started: one for each observed gradient."""
+        return self.seed == self.seed[0]
+
 
 @dataclass(frozen=True)
 class ReconstructionAttack(Attack):

@@ -43,7 +43,7 @@ def _of_group(group: Group, count: int, shown: Mapping[int, ReconstructionAttack
     """The pictures of one group. Each result is paired with the true example of its gradient that it fits best."""
     examples = group.observation.examples
     done = group.reconstruction
-    which = done.attack[done.seed == done.seed[0]][: -(-count // examples)]  # of the first seed, as far as started
+    which = done.attack[done.of_first_seed][: -(-count // examples)]
     attacks = len(which)
     # A small group is attacked as a whole again: with as many slots as before it needs no other program.
     again = len(group.observation) if len(group.observation) <= SMALL else int(which.max()) + 1

@@ -308,7 +308,7 @@ def steps(study: Study, count: int, precision: str, limit: Limit = NO_LIMIT) -> 
     """
     group = study.groups[0]
     done = group.reconstruction
-    which = done.attack[done.seed == done.seed[0]][:count]  # of the first seed, as far as started
+    which = done.attack[done.of_first_seed][:count]
     few = first(group.observation, int(which.max()) + 1)
     shorter = [short for n in STEPS_SHOWN if (short := study.attack.shortened(n)) is not None]
     execution = Execution(precision=precision, deadline=limit.deadline)
@@ -324,8 +324,8 @@ def victims(study: Study) -> tuple[np.ndarray, np.ndarray]:
     pairs = []
     for group in study.groups:
         done = group.reconstruction
-        first_seed = done.seed == done.seed[0]
-        truth = np.asarray(group.truth_x[done.attack[first_seed]], float)
-        found, _ = assigned(done.inputs[first_seed].astype(np.float64), done.labels[first_seed], truth)
+        once = done.of_first_seed
+        truth = np.asarray(group.truth_x[done.attack[once]], float)
+        found, _ = assigned(done.inputs[once].astype(np.float64), done.labels[once], truth)
         pairs.append([values.reshape(-1, *values.shape[2:]) for values in (truth, found)])
     return np.concatenate([truth for truth, _ in pairs]), np.concatenate([found for _, found in pairs])
