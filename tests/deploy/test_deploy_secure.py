@@ -200,35 +200,3 @@ def test_fixed_point_numbers() -> None:
     total = grid.decode(vectors.reduce(sent, grid.bits), tree)
     assert np.array_equal(total["a"], tree["a"]) and total["a"].dtype == np.float32
     assert np.array_equal(grid.encode({"a": np.array([np.nan, 1.0])}, 3), [0, 0])
-
-
-def rebuilt(vector: np.ndarray) -> np.ndarray:
-    """The example behind a logistic model's gradient of one example: the weights' gradient over the bias's."""
-    bias, weights = vector[:10], vector[10:].reshape(64, 10)
-    return weights[:, np.argmax(np.abs(bias))] / np.abs(bias).max() * np.sign(bias[np.argmax(np.abs(bias))])
-
-
-def test_an_example_is_rebuilt_from_an_update_in_the_clear_and_not_from_what_the_server_receives(
-    tmp_path: Path,
-) -> None:
-    """No defence, one example in each update: the closest that an attacker at the server can get without masks."""
-    document = copy.deepcopy(SMALL)
-    document["model"] = {"name": "logistic"}
-    document["defense"] = [{"name": "none"}]
-    document["train"] |= {"secure_aggregation": True, "local_steps": 1, "rounds": 1, "batch": 1, "noise_seed": 3}
-    config = from_dict(document)
-    nodes = federation_of(tmp_path, config, "test = true\n" + UNACCOUNTED)
-    conduct(config, nodes, RunFolder.create(tmp_path / "run"), Terms(test=True))
-    sent = {client: parts for client, parts in nodes.received if "plain" in parts}
-    for client, parts in sent.items():
-        with np.load(nodes.homes[client] / "data.npz") as stored:
-            own = stored["x"].reshape(len(stored["x"]), -1).astype(float)
-
-        def likeness(packed: bytes, own: np.ndarray = own) -> float:
-            """The largest cosine of the rebuilt example with one of the node's."""
-            image = rebuilt(vectors.centred(vectors.unpack(packed, 650, 48), 48).astype(float))
-            return float((own @ image / np.linalg.norm(own, axis=1) / np.linalg.norm(image)).max())
-
-        assert likeness(parts["plain"]) > 0.999
-        assert likeness(Masked.decode(parts["message"]).vector) < 0.75
-    assert len(sent) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,22 +25,27 @@ sampling = "fixed"
 local_steps = 1
 batch = 5
 secure_aggregation = true
-
+{keys}
 [[defense]]
 name = "fed-cdp"
 clip = 1.0
-noise = 1.0
-"""
+noise = {noise}
+{defense}"""
+# Integers that carry their share of the noise: no float is sent at all.
+COHORT = {"keys": 'batching = "poisson"\nquorum = 0.8\nhonest = 0.9\n', "noise": 6.0,
+          "defense": 'placement = "cohort"\nclip_scope = "flat"\narithmetic = "integer"\n'}  # fmt: skip
+UPDATES = {"keys": "", "noise": 1.0, "defense": ""}
 
 
 @pytest.mark.slow
-def test_ten_rounds_with_five_nodes(tmp_path: Path) -> None:
-    """Every unmasked sum equals the plain sum (test mode); a run without test mode, and with a node lost, goes on."""
+@pytest.mark.parametrize("kind", [UPDATES, COHORT], ids=["updates", "cohort noise"])
+def test_ten_rounds_with_five_nodes(tmp_path: Path, kind: dict[str, Any]) -> None:
+    """Every unmasked sum equals the plain sum (test mode); a run without test mode needs all nodes at its start."""
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedveil[flower]'")
     from loopback import Loopback
 
     config = tmp_path / "config.toml"
-    config.write_text(CONFIG)
+    config.write_text(CONFIG.format(**kind))
     with Loopback(tmp_path / "federation", config, "--test", "--epsilon", "1000000", nodes=5) as federation:
         for number in range(5):  # test mode has no certificate
             path = federation.home(number) / "node.toml"
