@@ -32,8 +32,7 @@ from fedveil.data.info import DatasetInfo
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.registry import DATASETS
 from fedveil.defenses import presets
-from fedveil.defenses.catalog import DEFENSES
-from fedveil.defenses.standard import CLOSEST, SAME
+from fedveil.defenses.catalog import CLOSEST, DEFENSES, SAME
 from fedveil.models.catalog import MODELS
 
 HERE = Path(__file__).parent

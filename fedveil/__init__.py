@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedveil.attacks.registry import register_attack
     from fedveil.audit.run import audit
     from fedveil.data.arrays import from_arrays
-    from fedveil.data.load import load as load_dataset
+    from fedveil.data.registry import load as load_dataset
     from fedveil.data.registry import register_dataset
     from fedveil.defenses.catalog import register_defense
     from fedveil.federation import federation
@@ -75,7 +75,7 @@ FUNCTIONS = {
     "register_accountant": ("fedveil.accounting.accountants", "register_accountant"),
     "register_dataset": ("fedveil.data.registry", "register_dataset"),
     "from_arrays": ("fedveil.data.arrays", "from_arrays"),
-    "load_dataset": ("fedveil.data.load", "load"),
+    "load_dataset": ("fedveil.data.registry", "load"),
     "from_functions": ("fedveil.models.adapters", "from_functions"),
     "from_flax": ("fedveil.models.adapters", "from_flax"),
     "from_equinox": ("fedveil.models.adapters", "from_equinox"),

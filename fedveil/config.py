@@ -32,12 +32,11 @@ from fedveil.core.plugins import keys
 from fedveil.core.taps import TAPS
 from fedveil.core.validation import Section, one_line
 from fedveil.data.dataset import SPLITS
-from fedveil.data.load import SMALLEST_SCATTERED
 from fedveil.data.partition import PARTITIONS
-from fedveil.data.registry import DATASETS
-from fedveil.defenses import presets, standard
+from fedveil.data.registry import DATASETS, SMALLEST_SCATTERED
+from fedveil.defenses import presets
 from fedveil.defenses.base import Defense
-from fedveil.defenses.catalog import make_all, resolved
+from fedveil.defenses.catalog import make_all, named, resolved
 from fedveil.defenses.none import NoDefense
 from fedveil.models.catalog import ACTIVATION_NAMES, INITS, MODELS, POOLINGS, ModelConfig, is_own
 
@@ -309,7 +308,7 @@ def of_run(path: str | Path) -> dict[str, Any]:
 def _with_defense(config: Config, defense: Defenses) -> Config:
     """A config with another defence. The preset fills what a table leaves out; an object has all its keys."""
     preset = "paper" if _has_object(defense) else config.preset
-    made = make_all(presets.filled(preset, standard.named(defense), DATASETS[config.data.name].kind))
+    made = make_all(presets.filled(preset, named(defense), DATASETS[config.data.name].kind))
     return config.model_copy(update={"defense": made, "preset": preset})
 
 
@@ -397,7 +396,7 @@ def _value(text: str) -> Any:
 
 def from_dict(document: dict[str, Any]) -> Config:
     """A checked config from plain data. `defense` may also be a defence object, or a list of them."""
-    defenses = standard.named(document.get("defense"))
+    defenses = named(document.get("defense"))
     preset = presets.check(document.get("preset", "paper" if _has_object(defenses) else presets.DEFAULT))
     rest = {key: value for key, value in document.items() if key not in ("defense", "preset")}
     document = json.loads(json.dumps(rest, default=str))

@@ -24,9 +24,8 @@ from fedveil.core.setting import Setting
 from fedveil.core.system import make_callable
 from fedveil.data.arrays import from_arrays
 from fedveil.data.dataset import Dataset, cut_share
-from fedveil.data.load import load
 from fedveil.data.partition import Partition, PartitionSettings, make_partition
-from fedveil.data.registry import DATASETS
+from fedveil.data.registry import DATASETS, load
 from fedveil.data.sizes import read_sizes
 from fedveil.defenses.base import Defense
 from fedveil.models.catalog import build_any

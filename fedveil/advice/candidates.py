@@ -19,7 +19,7 @@ from fedveil.accounting.ledger import Row, rows
 from fedveil.advice.question import Question
 from fedveil.config import Config, from_dict, resolve, to_toml
 from fedveil.core.errors import ConfigError
-from fedveil.data.load import SMALLEST_SCATTERED
+from fedveil.data.registry import SMALLEST_SCATTERED
 from fedveil.data.scatter import ANGLES, STRIDE
 from fedveil.federation import Plan, batch_sampling, build_model, checked_defenses, make_setting, partition_of
 

@@ -114,7 +114,7 @@ def _described(data: str) -> tuple[tuple[int, ...], int]:
         return info.shape, info.classes
     if not Path(data).expanduser().is_file():
         raise unknown_name("data", data, [*(name for name in DATASETS if name != "file"), "a file NAME.npz"])
-    from fedveil.data.load import load
+    from fedveil.data.registry import load
 
     found = load("file", file=data)
     return found.shape, found.classes

@@ -13,7 +13,7 @@ import numpy as np
 from fedveil.advice.question import Question
 from fedveil.core.errors import DataError
 from fedveil.data.dataset import Dataset, Part
-from fedveil.data.load import load
+from fedveil.data.registry import load
 
 HELD = 5_000  # held-out records, and as many of a test part, on which accuracies are measured
 IMAGES, TABLES = ("fashion-mnist", "mnist", "digits"), ("adult", "cancer")

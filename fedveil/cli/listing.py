@@ -69,7 +69,7 @@ def _protects(name: str) -> str:
 
 def _print_defenses(entries: list[dict[str, object]]) -> None:
     """One table for each group, and the field's standard names."""
-    from fedveil.defenses.standard import CLOSEST, SAME
+    from fedveil.defenses.catalog import CLOSEST, SAME
 
     for group in PROTECTS.values():
         rows = [(e["name"], e["summary"], e["keys"]) for e in entries if e["protects"] == group]

@@ -146,7 +146,7 @@ def report(payload: dict[str, Any], folder: Path, tell: Tell) -> str:
 
 @lru_cache(maxsize=3)
 def _dataset(name: str) -> Dataset:
-    from fedveil.data.load import load
+    from fedveil.data.registry import load
 
     return load(name)
 

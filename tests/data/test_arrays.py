@@ -7,7 +7,7 @@ import pytest
 
 from fedveil.core.errors import ConfigError, DataError
 from fedveil.data.arrays import from_arrays
-from fedveil.data.load import load
+from fedveil.data.registry import load
 
 
 def test_own_arrays(tmp_path):

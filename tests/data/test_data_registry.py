@@ -13,9 +13,8 @@ import fedveil
 from fedveil.config import from_dict
 from fedveil.core.errors import ConfigError
 from fedveil.data import datasets, registry
-from fedveil.data.load import load
 from fedveil.data.partition import PARTITIONS
-from fedveil.data.registry import DATASETS, register_dataset
+from fedveil.data.registry import DATASETS, load, register_dataset
 
 # A whole dataset in one module: description, source and loader.
 TOY = """

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fedveil.core.errors import ConfigError
-from fedveil.data.load import load
-from fedveil.data.registry import DATASETS
+from fedveil.data.registry import DATASETS, load
 
 # name, split -> train, held out, its name, test, public
 SPLITS = [

@@ -17,8 +17,7 @@ from fedveil.data import files, originals
 from fedveil.data.datasets import cifar100, lfw, xray
 from fedveil.data.fetch import get
 from fedveil.data.info import FileInfo
-from fedveil.data.load import load
-from fedveil.data.registry import DATASETS
+from fedveil.data.registry import DATASETS, load
 from tests.data.originals import (
     NAMES,
     cifar_binary,

@@ -7,7 +7,7 @@ import pytest
 
 from fedveil.core.errors import DataError
 from fedveil.data.datasets import adult
-from fedveil.data.load import load
+from fedveil.data.registry import load
 
 
 def test_features(need):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil.data.load import load
+from fedveil.data.registry import load
 
 
 def test_digits_are_exact_and_cancer_is_standardised():

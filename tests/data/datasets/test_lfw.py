@@ -7,7 +7,7 @@ import pytest
 
 from fedveil.core.errors import ConfigError
 from fedveil.data.datasets.lfw import halve
-from fedveil.data.load import load
+from fedveil.data.registry import load
 
 
 def test_sizes_and_people(need):

@@ -1,4 +1,4 @@
-"""Standard names lead to the method that they name, or to a sentence that says what differs."""
+"""The table of defences: standard names lead to the method that they name, or to a sentence that says what differs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 
 from fedveil.config import from_dict, from_settings
 from fedveil.core.errors import ConfigError
-from fedveil.defenses import standard
-from fedveil.defenses.catalog import DEFENSES
+from fedveil.defenses.catalog import CLOSEST, DEFENSES, SAME
 from fedveil.defenses.fed_cdp import FedCDP
 from fedveil.defenses.fed_sdp import FedSDP
 
@@ -31,12 +30,12 @@ def test_a_key_that_would_make_it_another_method_is_refused() -> None:
         from_dict({"defense": {"name": "dp-sgd", "placement": "cohort"}})
 
 
-@pytest.mark.parametrize("name", standard.CLOSEST)
+@pytest.mark.parametrize("name", CLOSEST)
 def test_a_method_that_is_not_here_is_answered(name: str) -> None:
     with pytest.raises(ConfigError, match=f"defense.name: got '{name}'; is not here"):
         from_dict({"defense": {"name": name}})
 
 
 def test_no_standard_name_hides_a_defence() -> None:
-    assert not {*standard.SAME, *standard.CLOSEST} & set(DEFENSES)
-    assert {keys["name"] for keys in standard.SAME.values()} <= set(DEFENSES)
+    assert not {*SAME, *CLOSEST} & set(DEFENSES)
+    assert {keys["name"] for keys in SAME.values()} <= set(DEFENSES)
