@@ -6,6 +6,7 @@ without data; `resolve` fills in what depends on the dataset, so that a run fold
 
 from __future__ import annotations
 
+import copy
 import json
 import tomllib
 import warnings
@@ -327,9 +328,34 @@ def read(path: str | Path | None = None, settings: list[str] | None = None) -> d
     if path == "":
         raise ConfigError("FILE", path, "takes the path of a TOML config: leave it out to train with the defaults")
     document = _read(Path(path)) if path is not None else {}
+    before = copy.deepcopy(document.get("defense"))
     for setting in settings or []:
         _apply(document, setting)
+    if before:
+        _switch(document, before, settings or [])
     return document
+
+
+def _switch(document: dict[str, Any], before: Any, settings: Sequence[str]) -> None:
+    """Where a setting names another defence than the file: leaves out what belongs to the file's, and says so."""
+    from fedveil.defenses.switching import switched
+
+    tables, after = before if isinstance(before, list) else [before], document["defense"]
+    if not isinstance(after, list) or not all(isinstance(one, dict) for one in [*tables, *after]):
+        return
+    parts = [setting.partition("=")[0].strip().split(".") for setting in settings]
+    given = [(int(part[1]) if part[1].isdigit() else 0, part[-1]) for part in parts if part[0] == "defense"]
+    alone = ["defense", "name"] in parts and after[0].get("name") == NoDefense.name and not any(at for at, _ in given)
+    if alone and after[1:]:  # what a setting puts beside "none" is refused where defences are made
+        names = ", ".join(str(one.get("name")) for one in after[1:])
+        warnings.warn(f"defense.name = 'none' replaces all defences of the file; left out: {names}", stacklevel=3)
+        del after[1:]
+    for index, table in enumerate(tables[: len(after)]):
+        key = "defense.name" if len(tables) == 1 else f"defense.{index}.name"
+        mine = [name for at, name in given if at == index]
+        after[index], said = switched(key, table, after[index], mine)
+        if said:
+            warnings.warn(said, stacklevel=3)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -8,6 +8,12 @@ from typer import Argument, Option
 
 FileArgument = Annotated[str | None, Argument(metavar="[FILE.toml]", help="Config file.", show_default=False)]
 SetOption = Annotated[
-    list[str] | None, Option("-s", "--set", metavar="KEY=VALUE", help="Set section.key=value; repeatable.")
+    list[str] | None,
+    Option(
+        "-s",
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set section.key=value; repeatable. defense.name=none replaces the defence of the file.",
+    ),
 ]
 JsonOption = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
