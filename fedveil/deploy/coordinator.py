@@ -40,6 +40,7 @@ from fedveil.deploy.messages import (
     ReceivedReply,
     Request,
     Transport,
+    digest_of,
     pack,
     unpack,
 )
@@ -407,7 +408,8 @@ class _DeployedRun:
         try:
             if len(asked) < quorum:
                 raise secure.Abort(f"{len(asked)} of {chosen} nodes are connected, {quorum} are needed")
-            terms = secure.terms_of(asked, encoding.length(like), grid.bits, quorum)
+            model = digest_of(next(iter(asked.values())).model, task.defenses)
+            terms = secure.terms_of(asked, encoding.length(like), grid.bits, quorum, model)
             summed = secure.aggregate(self.transport, asked, terms, self._roster(), self.terms.timeout)
         except secure.Abort as error:
             return {}, {ALL: f"secure aggregation: {error}"}, {}

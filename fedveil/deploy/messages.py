@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from fedveil.core.errors import FedveilError
 from fedveil.runs import named_leaves
 
 if TYPE_CHECKING:
+    from fedveil.defenses.base import Defense
     from fedveil.deploy.files import Member
     from fedveil.deploy.secagg.roster import Roster
 
@@ -87,6 +88,12 @@ class Request(Fields):
     def digest(self) -> str:
         return hashlib.sha256(self.config.encode()).hexdigest()[:32]
 
+    @property
+    def common(self) -> str:
+        """A digest of all that must be the same for every node of a round: config, public sizes and weights, seed."""
+        same = (self.config, self.smallest, self.max_weight, self.min_weight, self.seed)
+        return hashlib.sha256(repr(same).encode()).hexdigest()[:32]
+
 
 @dataclass(frozen=True)
 class Reply(Fields):
@@ -137,6 +144,17 @@ class Transport(Protocol):
 
 
 # --- payloads
+
+
+def digest_of(model: Payload, defenses: Sequence[Defense]) -> bytes:
+    """A digest of the model that all nodes of a round receive; empty if a defence sends each of them another."""
+    if any(defense.fills("broadcast") for defense in defenses):
+        return b""
+    made = hashlib.sha256()
+    for name in sorted(model):
+        for part in (name.encode(), model[name]):
+            made.update(len(part).to_bytes(8, "big") + part)
+    return made.digest()
 
 
 def pack(tree: Tree) -> dict[str, bytes]:

@@ -39,7 +39,7 @@ from fedveil.deploy import limits as limiting
 from fedveil.deploy.account import ADJACENT, Entry, NodeLedger, Use, now
 from fedveil.deploy.files import fingerprint
 from fedveil.deploy.limits import Node, Refused
-from fedveil.deploy.messages import BadMessage, Introduction, Payload, Reply, Request, pack, unpack
+from fedveil.deploy.messages import BadMessage, Introduction, Payload, Reply, Request, digest_of, pack, unpack
 from fedveil.federation import build_model, make_setting
 from fedveil.random import secure
 from fedveil.runs import named_leaves
@@ -194,7 +194,7 @@ class NodeRound:
     def check_terms(self, terms: Terms) -> None:
         """Raises `Refused` unless a session of secure aggregation is for this round, as the owner allows it."""
         request, planned = self.request, self._plan()
-        if (terms.run, terms.round, terms.config) != (request.run, request.round, request.digest):
+        if (terms.run, terms.round, terms.config) != (request.run, request.round, request.common):
             raise Refused("the session of secure aggregation is for another round than the request")
         shapes = jax.eval_shape(planned.task.model.init, jax.random.key(0))
         if (terms.length, terms.bits) != (encoding.length(shapes), self.grid.bits):
@@ -207,6 +207,14 @@ class NodeRound:
             told = f"the noise is for sums over {planned.task.setting.quorum} nodes or more, requested: {terms.quorum}"
             raise Refused(f"{told} (train.quorum)")
         self._ledger_entry(planned)  # refused now rather than after the others have prepared their masks
+
+    def check_model(self, model: Payload, terms: Terms) -> None:
+        """Raises `Refused` unless the model is the one of the session, and so that of all other nodes.
+
+        A server that sends some nodes a model on which their gradients vanish would read the others' off the sum.
+        """
+        if digest_of(model, self._plan().task.defenses) != terms.model:
+            raise Refused("the model is not the one that the session of secure aggregation is for")
 
     grid = encoding.FixedPoint()
 

@@ -46,11 +46,11 @@ def quorum_of(cohort: int, share: float) -> int:
     return min(cohort, max(majority(cohort), int(np.ceil(share * cohort))))
 
 
-def terms_of(asked: Mapping[int, Asked], length: int, bits: int, quorum: int) -> Terms:
+def terms_of(asked: Mapping[int, Asked], length: int, bits: int, quorum: int, model: bytes) -> Terms:
     """The terms of a new session."""
     first = next(iter(asked.values())).request
     attempt = secrets.token_bytes(16)
-    return Terms(first.run, first.round, attempt, first.digest, length, bits, quorum, frozenset(asked))
+    return Terms(first.run, first.round, attempt, first.common, length, bits, quorum, frozenset(asked), model)
 
 
 def aggregate(transport: Transport, asked: Mapping[int, Asked], terms: Terms, roster: Roster, timeout: float) -> Summed:

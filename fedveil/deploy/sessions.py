@@ -41,6 +41,7 @@ class _Session:
     def vector(self) -> np.ndarray:
         """The node's integers: computed once, after the ledger has the round."""
         terms = self.member.terms
+        self.round.check_model(self.model, terms)
         found, _ = self.round.computed(self.model, lambda message: self.round.integers(message, len(terms.cohort)))
         if self.round.request.test:
             self.plain = vectors.pack(vectors.reduce(found, terms.bits), terms.bits)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from fedveil.deploy.account import NodeLedger
 from fedveil.deploy.coordinator import SESSIONS, Terms, conduct
 from fedveil.deploy.encoding import FixedPoint
 from fedveil.deploy.limits import check_deployable
+from fedveil.deploy.messages import pack
 from fedveil.deploy.secagg import identity, vectors
 from fedveil.deploy.secagg.codec import kind_of
 from fedveil.deploy.secagg.errors import Abort
@@ -165,6 +168,67 @@ def test_a_config_is_sent_one_way_only(tmp_path: Path) -> None:
     request = Request("run", 0, 0, key_of(0), to_toml(resolve(config)), 60, 1.0, 1.0, -1)
     reply, sent = node.handle(nodes.homes[0], request, {})
     assert "sent by secure aggregation alone" in reply.refused and sent == {}
+
+
+def model_of_zeros(parts: Any) -> Any:
+    """The same message with a model of zeros, on which the gradients of the hidden layer vanish."""
+    zeros = {name: pack({"a": np.load(io.BytesIO(data)) * 0})["a"] for name, data in parts.items() if name != "message"}
+    return {**parts, **zeros}
+
+
+@pytest.mark.parametrize("victims", [{0}, {1, 2, 3}])
+def test_a_server_that_sends_some_nodes_another_model_gets_no_update_of_theirs(tmp_path: Path, victims: set) -> None:
+    """Nodes without gradients would leave the others' in the sum: all must have the model that the session names."""
+    config = config_of(rounds=1)
+    nodes = federation_of(tmp_path, config)
+
+    def other_model(client: int, parts: Any) -> Any:
+        swap = client in victims and kind_of(parts["message"]) == Delivery.KIND
+        return model_of_zeros(parts) if swap else parts
+
+    nodes.meddle = other_model
+    folder = RunFolder.create(tmp_path / "run")
+    if len(victims) > 1:
+        with pytest.raises(RunError, match="1 nodes are left in the phase 'masked'"):
+            conduct(config, nodes, folder, Terms())
+    else:
+        conduct(config, nodes, folder, Terms())
+        assert "the model is not the one" in folder.read_metrics()[0]["refused"]["0"]
+    masked = {client for client, parts in nodes.received if parts and kind_of(parts["message"]) == Masked.KIND}
+    assert masked == set(range(4)) - victims
+    assert [len(NodeLedger(home).entries()) for home in nodes.homes] == [int(c in masked) for c in range(4)]
+
+
+@pytest.mark.parametrize("field", [{"smallest": 30}, {"max_weight": 2.0}, {"min_weight": 0.5}])
+def test_a_session_is_for_nodes_that_are_told_the_same(tmp_path: Path, field: dict[str, Any]) -> None:
+    """What the noise of others may depend on cannot differ from what this node accounts for."""
+    config = config_of(rounds=1)
+    nodes = federation_of(tmp_path, config)
+    begin = sessions.Sessions._begin
+
+    def told(self: Any, request: Any, terms: Any) -> bytes:
+        return begin(self, replace(request, **field) if request.client == 0 else request, terms)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions.Sessions, "_begin", told)
+        folder = RunFolder.create(tmp_path / "run")
+        conduct(config, nodes, folder, Terms())
+    assert "for another round than the request" in folder.read_metrics()[0]["refused"]["0"]
+
+
+def test_no_session_begins_again_however_many_have_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal drops old steps, but never that a session was begun; two processes of a node share it."""
+    monkeypatch.setattr(identity, "KEPT", 8)
+    one, other = identity.FileJournal(tmp_path), identity.FileJournal(tmp_path)
+    for number in range(20):
+        for step in ("advert", "shares", "masked", "signed", "revealed"):
+            (one if number % 2 else other).note(bytes([number]), step)
+    lines = (tmp_path / identity.JOURNAL).read_text().splitlines()
+    assert len(lines) == 20 + 8 and lines[-1].endswith("revealed")
+    for number in range(20):
+        for journal in (one, other, identity.FileJournal(tmp_path)):
+            with pytest.raises(Abort, match="done already"):
+                journal.note(bytes([number]), "advert")
 
 
 def test_an_owner_sets_the_smallest_sum(tmp_path: Path) -> None:

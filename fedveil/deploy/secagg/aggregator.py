@@ -3,7 +3,8 @@
 `begin` gives the first messages; `advance` takes the replies to the last ones and gives the next, until `total` is there.
 A node whose reply is missing or wrong counts as lost from that phase on, with the reason. The session ends with `Abort` if
 too few are left.
-Every reply is checked as if its sender were hostile: what a node sends can spoil the round, but not the server.
+Every reply is checked as if its sender were hostile: what a node sends can spoil the round, but not the server. Opened
+shares are compared with the digests that their owner published: who opens a wrong one is named and counts as lost.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Aggregator:
         self.alive: set[int] = set(terms.cohort)  # who was sent the last messages
         self.adverts: dict[int, tuple[Advert, bytes]] = {}
         self.sealed: dict[int, Mapping[int, bytes]] = {}  # encrypted shares by sender
+        self.digests: dict[int, dict[int, bytes]] = {}  # of both shares, by owner and holder
         self.present: Members = frozenset()  # nodes that sent shares
         self.survivors: Members = frozenset()
         self.signatures: dict[int, bytes] = {}
@@ -138,7 +140,11 @@ class Aggregator:
         wanted = self.adverts[client][0].neighbours & set(self.adverts)
         if set(message.sealed) != wanted or any(len(s) != 2 * shamir.SIZE + 16 for s in message.sealed.values()):
             raise Abort("the encrypted shares are not one for each neighbour that the node chose")
+        holders, size = sorted(wanted | {client}), 2 * secrecy.DIGEST
+        if len(message.digests) != size * len(holders):
+            raise Abort("the digests of the shares are not one pair for each holder")
         self.sealed[client] = message.sealed
+        self.digests[client] = {h: message.digests[at * size : (at + 1) * size] for at, h in enumerate(holders)}
 
     def _after_shares(self) -> dict[int, bytes]:
         self.phase, self.present = "masked", frozenset(self.alive)
@@ -146,7 +152,8 @@ class Aggregator:
         for client in self.alive:
             near = self._peers(client) & self.present
             sealed = {p: self.sealed[p][client] for p in near if client in self.sealed[p]}
-            made[client] = Delivery(self.context, near, sealed).encode()
+            digests = b"".join(self.digests[p][client] for p in sorted(sealed))
+            made[client] = Delivery(self.context, near, sealed, digests).encode()
         self.sealed = {}
         return made
 
@@ -163,7 +170,8 @@ class Aggregator:
     def _take_signed(self, client: int, data: bytes) -> None:
         message = Signed.decode(data)
         self._from(client, message.context, message.sender)
-        self.roster.verify(client, message.signature, survivors_text(self.context, self.survivors), "survivors")
+        text = survivors_text(self.context, self.survivors)
+        self.roster.verify(client, message.signature, text, "survivors")
         self.signatures[client] = message.signature
 
     def _after_signed(self) -> dict[int, bytes]:
@@ -191,8 +199,12 @@ class Aggregator:
         owners = {client} | {p for p in self._peers(client) & self.present if client in self.adverts[p][0].neighbours}
         if set(message.seeds) != owners & self.survivors or set(message.keys) != owners - self.survivors:
             raise Abort("the opened shares are not those of the survivors' seeds and the lost nodes' keys")
-        for share in (*message.seeds.values(), *message.keys.values()):
-            shamir.checked(share)
+        for kind, (shares, what) in enumerate(((message.seeds, "seed"), (message.keys, "mask key"))):
+            for owner, share in shares.items():
+                digests = secrecy.share_digests(self.context, owner, client, (shamir.checked(share),) * 2)
+                part = slice(kind * secrecy.DIGEST, (kind + 1) * secrecy.DIGEST)
+                if digests[part] != self.digests[owner][client][part]:
+                    raise Abort(f"a wrong share of client {owner}'s {what}: the node had accepted another")
         self.reveals[client] = message
 
     def _after_reveals(self) -> dict[int, bytes]:
@@ -203,7 +215,7 @@ class Aggregator:
                 client, {c: r.seeds[client] for c, r in self.reveals.items() if client in r.seeds}, "seed"
             )
             if secrecy.commitment(context, client, seed) != self.adverts[client][0].commitment:
-                raise Abort(f"wrong shares: they do not open the seed to which client {client} is committed")
+                raise Abort(f"client {client} dealt wrong shares: they do not open the seed to which it is committed")
             vectors.add_stream(self.sum, secrecy.own_mask(context, client, seed), bits, -1)
         for client in sorted(self.present - self.survivors):
             self._remove_pairs(client)
@@ -218,7 +230,7 @@ class Aggregator:
         secret = self._join(lost, {c: r.keys[lost] for c, r in self.reveals.items() if lost in r.keys}, "mask key")
         mine = self.adverts[lost][0].mask_key
         if secrecy.mask_public(secret) != mine:
-            raise Abort(f"wrong shares: they do not open the mask key that client {lost} has published")
+            raise Abort(f"client {lost} dealt wrong shares: they do not open the mask key that it has published")
         for client in sorted(near):
             key = secrecy.pair_mask(self.context, secret, (lost, mine), (client, self.adverts[client][0].mask_key))
             vectors.add_stream(self.sum, key, self.terms.bits, -1 if client < lost else 1)

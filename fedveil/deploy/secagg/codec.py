@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from fedveil.deploy.secagg.errors import Abort
 
-MAGIC = b"FVSA1"
+MAGIC = b"FVSA2"
 MAX_NODES = 1 << 16  # client numbers are below this
 MAX_TEXT = 256  # bytes of a text
 _U32 = struct.Struct("!I")

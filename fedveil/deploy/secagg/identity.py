@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -25,7 +26,8 @@ from fedveil.deploy.secagg.errors import Abort
 from fedveil.deploy.secagg.roster import Roster, new_key, public
 
 KEY, ROSTER, JOURNAL, LAST = "secagg.key", "roster.txt", "secagg.journal", "secagg.json"
-KEPT = 4096  # steps in a journal; older sessions cannot continue, because their secrets were never on disk
+KEPT = 4096  # steps in a journal after the first of each session, which all stay: no session ever begins again
+BEGUN = "advert"  # the first step
 
 
 def make_keys(homes: Mapping[int, Path]) -> Roster:
@@ -81,35 +83,53 @@ class FileJournal:
 
     def __init__(self, home: Path) -> None:
         self.path = home / JOURNAL
-        self.steps: set[str] | None = None
+        self.steps: set[str] = set()
+        self.state = (0, 0)  # of the file when it was read or written last: its size and inode
 
     def note(self, context: bytes, step: str) -> None:
-        """Writes a step of a session down; raises `Abort` if the session already has it."""
-        line = f"{context.hex()} {step}"
-        if self.steps is None:
-            self.steps = self._read()
-        if line in self.steps:
-            raise Abort(f"the step '{step}' of this session is done already")
-        if len(self.steps) >= KEPT:
-            self._shorten()
-        self.steps.add(line)
-        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(handle, line.encode() + b"\n")
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        """Writes a step of a session down; raises `Abort` if the session already has it.
 
-    def _read(self) -> set[str]:
-        if not self.path.exists():
-            return set()
-        drop_cut_line(self.path)  # its step was not answered: the node was killed before
-        return set(self.path.read_text(encoding="ascii").splitlines())
+        Two processes of one node share the journal, so a step is done by one of them.
+        """
+        line = f"{context.hex()} {step}"
+        with self.path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if self._state() != self.state:
+                self._read()
+            if line in self.steps:
+                raise Abort(f"the step '{step}' of this session is done already")
+            if sum(not done.endswith(BEGUN) for done in self.steps) >= KEPT:
+                self._shorten()
+            self.steps.add(line)
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(handle, line.encode() + b"\n")
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            self.state = self._state()
+
+    def _state(self) -> tuple[int, int]:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return 0, 0
+        return found.st_size, found.st_ino
+
+    def _read(self) -> None:
+        self.steps = set()
+        if self.path.exists():
+            drop_cut_line(self.path)  # its step was not answered: the node was killed before
+            self.steps = set(self.path.read_text(encoding="ascii").splitlines())
 
     def _shorten(self) -> None:
-        lines = self.path.read_text(encoding="ascii").splitlines()[-KEPT // 2 :]
-        write_text(self.path, "".join(line + "\n" for line in lines))
-        self.steps = set(lines)
+        """Drops old steps. A session whose later steps are gone cannot continue: its secrets were never on disk."""
+        lines = self.path.read_text(encoding="ascii").splitlines()
+        late = {at for at in range(len(lines)) if not lines[at].endswith(BEGUN)}
+        dropped = set(sorted(late)[: len(late) - KEPT // 2])
+        kept = [line for at, line in enumerate(lines) if at not in dropped]
+        write_text(self.path, "".join(line + "\n" for line in kept))
+        self.steps = set(kept)
 
 
 def write_last(home: Path, document: Mapping[str, Any]) -> None:

@@ -182,8 +182,11 @@ class Member:
             peer: secrecy.seal(self._channel(self.client, peer), self.context, (seeds[peer], keys[peer]))
             for peer in holders - {self.client}
         }
+        digests = b"".join(
+            self._digests(self.client, holder, (seeds[holder], keys[holder])) for holder in sorted(holders)
+        )
         self.expected = (Delivery.KIND,)
-        return self._once("shares", Shares(self.context, self.client, sealed).encode())
+        return self._once("shares", Shares(self.context, self.client, sealed, digests).encode())
 
     def _mask(self, data: bytes) -> bytes:
         """Phase 3: takes the shares of others, makes the vector and masks it."""
@@ -194,8 +197,15 @@ class Member:
         owners = {peer for peer in message.present if self.client in self.peers[peer].neighbours}
         if set(message.sealed) != owners:
             raise Abort("the shares that arrived are not those of the present nodes that chose this node")
-        for owner, sealed in message.sealed.items():
+        told = [
+            message.digests[at : at + 2 * secrecy.DIGEST] for at in range(0, len(message.digests), 2 * secrecy.DIGEST)
+        ]
+        if len(told) != len(owners):
+            raise Abort("the digests that arrived are not those of the shares")
+        for (owner, sealed), digests in zip(sorted(message.sealed.items()), told, strict=True):
             shares = secrecy.unseal(self._channel(owner, self.client), self.context, sealed, owner)
+            if self._digests(owner, self.client, shares) != digests:
+                raise Abort(f"client {owner} published other shares for this node than those that it sent")
             self.held[owner] = (shamir.checked(shares[0]), shamir.checked(shares[1]))
         self._enough(message.present, "take part")
         self.masking = message.present
@@ -289,10 +299,12 @@ class Member:
         theirs = self.peers[receiver if sender == self.client else sender].channel_key
         return secrecy.channel(self.context, self._mine().channel, theirs, sender, receiver)
 
+    def _digests(self, owner: int, holder: int, shares: tuple[bytes, bytes]) -> bytes:
+        return secrecy.share_digests(self.context, owner, holder, shares)
+
     def _vector(self) -> np.ndarray:
         assert self.make is not None
-        made = self.make()
-        self.make = None
+        made, self.make = self.make(), None
         if made.shape != (self.terms.length,):
             raise Abort(f"the node's vector has the shape {list(made.shape)}, expected [{self.terms.length}]")
         return vectors.reduce(made, self.terms.bits)

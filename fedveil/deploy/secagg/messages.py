@@ -44,22 +44,24 @@ class Adverts(Message):
 
 @dataclass(frozen=True)
 class Shares(Message):
-    """Node → server, phase 2: encrypted shares of its two secrets, by the neighbour that may read them."""
+    """Node → server, phase 2: encrypted shares of its two secrets by neighbour that may read them, and their digests."""
 
     KIND = 3
     context: bytes
     sender: int
     sealed: Blobs
+    digests: bytes  # of both shares of each holder, this node among them, in the order of their numbers
 
 
 @dataclass(frozen=True)
 class Delivery(Message):
-    """Server → node, phase 3: which neighbours sent shares, and the shares for this node by sender."""
+    """Server → node, phase 3: which neighbours sent shares; the shares for this node by sender, and their digests."""
 
     KIND = 4
     context: bytes
     present: Members
     sealed: Blobs
+    digests: bytes  # of both shares for this node, in the order of the senders
 
 
 @dataclass(frozen=True)

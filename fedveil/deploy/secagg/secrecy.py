@@ -19,6 +19,7 @@ from fedveil.deploy.secagg.errors import Abort
 from fedveil.deploy.secagg.terms import digest
 
 NONCE = bytes(12)  # each channel key encrypts one message
+DIGEST = 16  # bytes of the digest of a share: another share with the same digest takes 2¹²⁸ tries
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,17 @@ def mask_public(secret: bytes) -> bytes:
 def commitment(context: bytes, client: int, seed: bytes) -> bytes:
     """A digest by which an opened seed is recognised. It hides the seed, which has 256 bits."""
     return digest(b"seed", context, client.to_bytes(4, "big"), seed)
+
+
+def share_digests(context: bytes, owner: int, holder: int, shares: tuple[bytes, bytes]) -> bytes:
+    """Digests of a holder's shares of seed and mask secret, by which wrong ones are recognised when they are opened.
+
+    A share has 256 uniform bits, so a digest hides it.
+    """
+    names = owner.to_bytes(4, "big") + holder.to_bytes(4, "big")
+    return b"".join(
+        digest(b"share", context, names, bytes([kind]), share)[:DIGEST] for kind, share in enumerate(shares)
+    )
 
 
 def own_mask(context: bytes, client: int, seed: bytes) -> bytes:

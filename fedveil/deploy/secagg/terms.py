@@ -24,16 +24,19 @@ class Terms(Message):
     run: str
     round: int
     attempt: bytes  # 16 random bytes: a repeated round is another session
-    config: str  # digest of the run's config
+    config: str  # digest of the config and of all else that is requested of every node alike
     length: int  # of a vector
     bits: int  # vectors are added modulo 2^bits
     quorum: int  # survivors below which nothing is unmasked
     cohort: Members
+    model: bytes = b""  # digest of the model; empty if each node receives another
 
     def check(self, roster: Roster) -> None:
         """Raises `Abort` for terms that no node accepts."""
         if len(self.attempt) != 16:
             raise Abort("the session has no attempt of 16 bytes")
+        if len(self.model) not in (0, 32):
+            raise Abort("the session has no digest of the model of 32 bytes")
         if not 1 <= self.length <= MAX_LENGTH:
             raise Abort(f"vectors of {self.length} values are not accepted, from 1 to {MAX_LENGTH}")
         if not 1 <= self.bits <= vectors.MAX_BITS:

@@ -66,7 +66,8 @@ def drop_adverts(message: bytes) -> bytes:
 def drop_present(message: bytes) -> bytes:
     given = Delivery.decode(message)
     kept = frozenset(sorted(given.present)[:3])
-    return replace(given, present=kept, sealed={c: s for c, s in given.sealed.items() if c in kept}).encode()
+    sealed = {c: s for c, s in given.sealed.items() if c in kept}
+    return replace(given, present=kept, sealed=sealed, digests=given.digests[: 32 * 3]).encode()
 
 
 def swap_sealed(message: bytes) -> bytes:
@@ -326,8 +327,8 @@ def test_a_node_with_a_bad_reply_counts_as_lost(phase: str, change: Change, word
 
 
 @pytest.mark.parametrize("lost", [{}, {5: "masked"}])
-def test_wrong_shares_end_the_round_with_a_reason(lost: dict[int, str]) -> None:
-    """Shares that are elements of the field but wrong: the opened secret does not fit what its owner published."""
+def test_a_node_that_opens_wrong_shares_is_named(lost: dict[int, str]) -> None:
+    """Elements of the field that are not the shares it accepted. The round goes on if enough others are left."""
 
     def wrong(message: bytes) -> bytes:
         given = Reveal.decode(message)
@@ -336,9 +337,43 @@ def test_wrong_shares_end_the_round_with_a_reason(lost: dict[int, str]) -> None:
             return replace(given, keys=random(given.keys)).encode()
         return replace(given, seeds=random(given.seeds)).encode()
 
+    federation, hook = federation_of(NODES), changed("reveal", 0, wrong)
+    if lost:
+        told = r"4 nodes are left .* 5 are needed \(client 0: a wrong share of client 5's mask key"
+        with pytest.raises(Abort, match=told):
+            federation.run(terms_of(NODES), lost, to_server=hook)
+        return
+    said = reasons(federation, "reveal", 0, wrong, reply=True)
+    assert "a wrong share of client 0's seed: the node had accepted another" in said
+
+
+def other_digests(message: bytes) -> bytes:
+    """The dealer publishes digests of other shares than those that it sends to the holder with the highest number."""
+    given = Shares.decode(message)
+    return replace(given, digests=given.digests[:-32] + bytes(32)).encode()
+
+
+def test_a_dealer_that_publishes_other_shares_is_named_by_the_holder() -> None:
     federation = federation_of(NODES)
-    with pytest.raises(Abort, match="wrong shares: they do not open the (seed|mask key)"):
-        federation.run(terms_of(NODES), lost, to_server=changed("reveal", 0, wrong))
+    server = federation.run(terms_of(NODES), to_server=changed("shares", 2, other_digests))
+    assert server.transcript.lost["masked"] == {
+        5: "client 2 published other shares for this node than those that it sent"
+    }
+
+
+def test_a_dealer_whose_shares_open_something_else_is_named() -> None:
+    """All holders got what the dealer published, but it is not the secret to which the dealer is committed."""
+    federation = federation_of(NODES)
+
+    def to_node(phase: str, client: int, message: bytes) -> bytes:
+        if (phase, client) == ("shares", 2):
+            member = federation.members[2]
+            assert member.secrets is not None
+            member.secrets = replace(member.secrets, seed=shamir.new_secret())
+        return message
+
+    with pytest.raises(Abort, match="client 2 dealt wrong shares: they do not open the seed"):
+        federation.run(terms_of(NODES), to_node=to_node)
 
 
 def test_a_vector_of_another_length_never_leaves_the_node() -> None:

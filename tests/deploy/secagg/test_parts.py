@@ -108,10 +108,10 @@ def test_the_tail_is_that_of_the_hypergeometric_distribution() -> None:
 
 
 def test_sets_and_parts_have_one_encoding() -> None:
-    message = Delivery(b"c", frozenset({0, 9, 200}), {3: b"x", 1: b""})
+    message = Delivery(b"c", frozenset({0, 9, 200}), {3: b"x", 1: b""}, b"d")
     data = message.encode()
     assert Delivery.decode(data) == message
-    assert data == Delivery(b"c", frozenset({200, 0, 9}), {1: b"", 3: b"x"}).encode()
+    assert data == Delivery(b"c", frozenset({200, 0, 9}), {1: b"", 3: b"x"}, b"d").encode()
     with pytest.raises(Abort, match="too many"):
         Delivery.decode(data + b"\0")
     with pytest.raises(Abort, match="repeated, out of order"):
