@@ -208,6 +208,10 @@ def reproduce(
         str | None, Argument(help="PAPER/table-N, PAPER/fig-N, a paper, or all. Without a name: list all recipes.")
     ] = None,
     full: Annotated[bool, Option("--full/--quick", help="The paper's size, or a small one for two cores.")] = False,
+    largest: Annotated[
+        float | None,
+        Option("--largest", min=0.0, help="Each cell without a full run as large as it fits into this many minutes."),
+    ] = None,
     cells: Annotated[
         str | None, Option("--cells", help="Folder of results: measured cells are reused, new ones added.")
     ] = None,
@@ -219,9 +223,9 @@ def reproduce(
     json: JsonOption = False,
 ) -> None:
     """Measure a table or figure of a paper and compare it with the published values."""
-    from fedveil.cli.reproduce import run_reproduce
+    from fedveil.cli.reproduce import Limits, run_reproduce
 
-    run_reproduce(name, full, cells, minutes, workers, out, json)
+    run_reproduce(name, full, cells, Limits(minutes, largest, workers), out, json)
 
 
 @app.command("advise")

@@ -3,32 +3,49 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedveil.cli import show
-from fedveil.core.errors import RunError
+from fedveil.core.errors import ConfigError, RunError
 from fedveil.recipes.cache import Cache, default_folder
 from fedveil.recipes.catalog import choose, recipes
 from fedveil.recipes.cell import FULL, QUICK, Recipe, Size
+from fedveil.recipes.largest import run_largest
 from fedveil.recipes.published import claims_of
 from fedveil.recipes.run import Progress, run
 from fedveil.recipes.table import HEADER, cells_of, chart, entries
 
 
-def run_reproduce(
-    name: str | None, full: bool, cells: str | None, minutes: float | None, workers: int, out: str | None, json: bool
-) -> None:
-    """Lists the recipes, or runs one, those of a paper, or all."""
+@dataclass(frozen=True)
+class Limits:
+    """Minutes after which no cell is begun, minutes of one cell if its largest run is wanted, and cells in parallel."""
+
+    minutes: float | None = None
+    largest: float | None = None
+    workers: int = 1
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.minutes is None else 60 * self.minutes
+
+
+def run_reproduce(name: str | None, full: bool, cells: str | None, limits: Limits, out: str | None, json: bool) -> None:
+    """Lists the recipes, or runs one, those of a paper, or all. Largest runs are shown in the tables of the full size."""
+    if limits.largest is not None and limits.workers > 1:
+        raise ConfigError("--workers", limits.workers, "takes 1 with --largest: each run decides the size of the next")
     if name is None:
         _list(json)
         return
-    size = FULL if full else QUICK
+    size = QUICK if not full and limits.largest is None else FULL
     chosen = choose(name)
     cache = Cache(Path(cells) if cells else default_folder())
     with cache.locked(), _Bar() as bar:
-        seconds = None if minutes is None else 60 * minutes
-        progress = run(chosen, size, cache, seconds=seconds, workers=workers, tell=bar)
+        if limits.largest is not None:
+            progress = run_largest(chosen, cache, 60 * limits.largest, seconds=limits.seconds, tell=bar)
+        else:
+            progress = run(chosen, size, cache, seconds=limits.seconds, workers=limits.workers, tell=bar)
     if out is not None:
         _draw(chosen, size, cache, Path(out))
     if json:
@@ -60,8 +77,14 @@ def _document(recipe: Recipe, size: Size, cache: Cache) -> dict[str, Any]:
 
 
 def _print(recipe: Recipe, size: Size, cache: Cache) -> None:
-    rows = [cells_of(entry) for entry in entries(recipe, size, cache)]
-    show.print_table(f"{recipe.name}: {recipe.title} ({size.name})", HEADER, rows)
+    found = entries(recipe, size, cache)
+    show.print_table(f"{recipe.name}: {recipe.title} ({size.name})", HEADER, [cells_of(entry) for entry in found])
+    smaller: dict[str, list[str]] = {}
+    for entry in found:
+        if entry.reduced:
+            smaller.setdefault(", ".join(entry.reduced), []).append(f"{entry.row}, {entry.column}")
+    for reduced, names in smaller.items():
+        print(f"  * {reduced}: {'; '.join(dict.fromkeys(names))}")
     for claim in claims_of(recipe.name):
         print(f"  The paper says: {claim}")
     if recipe.why:

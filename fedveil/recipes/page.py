@@ -9,7 +9,7 @@ from fedveil.recipes.cache import Cache
 from fedveil.recipes.cell import FULL, QUICK, Measure, Recipe, Size
 from fedveil.recipes.published import claims_of
 from fedveil.recipes.run import jobs_of
-from fedveil.recipes.table import Entry, chart, entries, number
+from fedveil.recipes.table import Entry, chart, entries, number, rows_of
 from fedveil.report.charts import Chart
 from fedveil.report.tables import table_markdown
 
@@ -63,15 +63,15 @@ def _plain_table(head: list[str], body: list[list[str]]) -> list[str]:
 
 
 def section(recipe: Recipe, cache: Cache) -> list[str]:
-    """One recipe at the paper's size, and at the quick size if the former was not measured completely."""
+    """One recipe at the paper's size; also at the quick size where this has cells that were not run in any larger one."""
     lines = [f"## {recipe.name}: {recipe.title}", ""]
     lines += [f"The paper says: {claim}" for claim in claims_of(recipe.name)]
     lines += [""] if claims_of(recipe.name) else []
-    sizes = [size for size in (FULL, QUICK) if any(e.seeds for e in entries(recipe, size, cache))]
+    shown = {size: {(e.row, e.column) for e in entries(recipe, size, cache) if e.seeds} for size in (FULL, QUICK)}
+    sizes = [size for size, cells in shown.items() if cells]
     if not sizes:
         return [*lines, "Not run.", ""]
-    whole = all(entry.seeds for entry in entries(recipe, FULL, cache))
-    for size in sizes[:1] if whole else sizes:
+    for size in sizes[:1] if shown[QUICK] <= shown[FULL] else sizes:
         lines += _size(recipe, size, cache)
     if _drawn(recipe, cache) is not None:
         lines += [f"![{recipe.title}](pictures/{picture_of(recipe)})", ""]
@@ -93,15 +93,19 @@ def pictures(recipes: Iterable[Recipe], cache: Cache) -> dict[str, str]:
 
 def _drawn(recipe: Recipe, cache: Cache) -> Chart | None:
     """The chart at the paper's size, or at the quick size if more cells were measured there."""
-    measured = {size: sum(entry.seeds > 0 for entry in entries(recipe, size, cache)) for size in (FULL, QUICK)}
+    measured = {size: sum(entry.full for entry in entries(recipe, size, cache)) for size in (FULL, QUICK)}
     return chart(recipe, max(measured, key=lambda size: measured[size]), cache)
 
 
 def _size(recipe: Recipe, size: Size, cache: Cache) -> list[str]:
     found = entries(recipe, size, cache)
     devices = sorted({entry.device for entry in found if entry.device})
-    named = "The paper's size" if size.full else f"Quick size ({recipe.quick})"
-    lines = [f"{named}, on {', '.join(devices)}. Measured, with its interval; in brackets published, and the gap."]
+    reached = "The paper's size" if any(entry.full for entry in found) else "No cell at the paper's size yet"
+    named = reached if size.full else f"Quick size ({recipe.quick})"
+    marks = _marks(found)
+    smaller = " *In italics* the largest run of a cell that is not measured at this size." if marks else ""
+    what = "Measured, with its interval; in brackets published, and the gap."
+    lines = [f"{named}, on {', '.join(devices)}. {what}{smaller}"]
     lines += [f"{_time(recipe, size, cache)}{_notes(recipe, size)}", ""]
     known = {(entry.row, entry.measure.key) for entry in found if _is_known(entry)}
     known_rows = {row for row, _ in known}
@@ -111,18 +115,31 @@ def _size(recipe: Recipe, size: Size, cache: Cache) -> list[str]:
         first = measure == recipe.measures[0]
         kept = [e for e in of_measure if (e.row, measure.key) in known or (first and e.row not in known_rows)]
         if any(_is_known(entry) for entry in kept):
-            lines += [*_matrix(measure, kept), ""]
+            lines += [*_matrix(measure, kept, marks), ""]
+    notes = [f"{mark} {', '.join(reduced)}" for reduced, mark in marks.items()]
+    lines += [f"Smaller runs: {'; '.join(notes)}.", ""] if notes else []
     return [*lines, *_searches(recipe, size, cache)]
+
+
+LETTERS = "ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻ"
+ITALIC = "\ue000"  # stands for the mark of italics until the other marks of a table are escaped
+
+
+def _marks(found: list[Entry]) -> dict[tuple[str, ...], str]:
+    """A superscript for each way in which cells of a table are smaller than the paper's."""
+    ways = dict.fromkeys(entry.reduced for entry in found if entry.reduced)
+    return {reduced: LETTERS[n % len(LETTERS)] * (1 + n // len(LETTERS)) for n, reduced in enumerate(ways)}
 
 
 def _searches(recipe: Recipe, size: Size, cache: Cache) -> list[str]:
     """What each search of a table tried, and what it chose."""
     body = []
     for cell in recipe.cells(size):
-        row = cache.get(cell.jobs()[0]) if cell.kind == "search" else None
-        if row is not None:
+        rows, reduced = rows_of(cell, size, cache) if cell.kind == "search" else ([], ())
+        for row in rows:
             tried = "; ".join(f"{_settings(one)}: {accuracy:.3f}" for one, accuracy in row["result"]["tried"])
-            body.append([cell.row, cell.column, _settings(row["result"]["chosen"]), tried])
+            smaller = f" ({', '.join(reduced)})" if reduced else ""
+            body.append([cell.row + smaller, cell.column, _settings(row["result"]["chosen"]), tried])
     head = ["search", "column", "chosen", "accuracy of what was tried, one seed each"]
     return [*table_markdown(head, body).rstrip().splitlines(), ""] if body else []
 
@@ -158,16 +175,16 @@ def _is_known(entry: Entry) -> bool:
     return entry.measured is not None or entry.published is not None
 
 
-def _matrix(measure: Measure, found: list[Entry]) -> list[str]:
+def _matrix(measure: Measure, found: list[Entry], marks: Mapping[tuple[str, ...], str]) -> list[str]:
     """One measure as a table of rows and columns."""
     columns = list(dict.fromkeys(entry.column for entry in found))
     rows = list(dict.fromkeys(entry.row for entry in found))
     by_cell = {(entry.row, entry.column): entry for entry in found}
-    body = [[row, *(_text(by_cell.get((row, column))) for column in columns)] for row in rows]
-    return table_markdown([measure.label, *columns], body).rstrip().splitlines()
+    body = [[row, *(_text(by_cell.get((row, column)), marks) for column in columns)] for row in rows]
+    return table_markdown([measure.label, *columns], body).replace(ITALIC, "*").rstrip().splitlines()
 
 
-def _text(entry: Entry | None) -> str:
+def _text(entry: Entry | None, marks: Mapping[tuple[str, ...], str]) -> str:
     if entry is None:
         return ""
     digits = entry.measure.digits
@@ -179,6 +196,8 @@ def _text(entry: Entry | None) -> str:
         text = number(entry.measured, digits)
     if entry.low is not None and entry.measured is not None:
         text += f" [{number(entry.low, digits)}, {number(entry.high, digits)}]"
+    if entry.reduced:
+        text = f"{ITALIC}{text}{ITALIC}{marks[entry.reduced]}"
     if entry.published is None:
         return text
     gap = "" if entry.gap is None else f"; {'−' if entry.gap < 0 else '+'}{number(abs(entry.gap), digits)}"

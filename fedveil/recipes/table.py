@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.recipes.cache import Cache
 from fedveil.recipes.cell import Cell, Measure, Recipe, Size
+from fedveil.recipes.largest import smaller_run
 from fedveil.recipes.published import value_of
 
 if TYPE_CHECKING:
     from fedveil.report.charts import Chart
 
+Row = dict[str, Any]  # a line of cells.jsonl
 RATES = frozenset({"accuracy", "test", "success_rate", "believed_rate", "label_success_rate", "auc"})
 
 
@@ -30,11 +32,17 @@ class Entry:
     seeds: int  # number of measured seeds
     device: str | None
     note: str
+    reduced: tuple[str, ...] = ()  # what is smaller than the paper's size; empty: nothing
+
+    @property
+    def full(self) -> bool:
+        """Whether the number comes from runs of the size asked for, with every seed."""
+        return self.seeds > 0 and not self.reduced
 
     @property
     def gap(self) -> float | None:
-        """Measured minus published value."""
-        if self.measured is None or not isinstance(self.published, int | float):
+        """Measured minus published value; None for a smaller run, which is not comparable."""
+        if self.measured is None or self.reduced or not isinstance(self.published, int | float):
             return None
         return self.measured - self.published
 
@@ -50,16 +58,32 @@ class Entry:
             "seeds": self.seeds,
             "device": self.device,
             "note": self.note,
+            "reduced": list(self.reduced),
         }
 
 
 def entries(recipe: Recipe, size: Size, cache: Cache) -> list[Entry]:
-    """All numbers of a recipe. A cell that was not run has no measured value."""
-    return [_entry(recipe, cell, measure, cache) for cell in recipe.cells(size) for measure in recipe.measures]
+    """All numbers of a recipe. A cell that was not run has no measured value.
+
+    At full size a cell that lacks a seed shows its largest run instead (`largest.py`): the two are never averaged.
+    """
+    made = []
+    for cell in recipe.cells(size):
+        rows, reduced = rows_of(cell, size, cache)
+        made += [_entry(recipe, cell, measure, rows, reduced) for measure in recipe.measures]
+    return made
 
 
-def _entry(recipe: Recipe, cell: Cell, measure: Measure, cache: Cache) -> Entry:
+def rows_of(cell: Cell, size: Size, cache: Cache) -> tuple[list[Row], tuple[str, ...]]:
+    """The stored results that a cell shows, and what was reduced in them."""
     rows = [row for row in (cache.get(job) for job in cell.jobs()) if row is not None]
+    if not size.full or len(rows) == cell.seeds:
+        return rows, ()
+    smaller = smaller_run(cell, cache)
+    return ([], ()) if smaller is None else (list(smaller.rows), smaller.reduced)
+
+
+def _entry(recipe: Recipe, cell: Cell, measure: Measure, rows: list[Row], reduced: tuple[str, ...]) -> Entry:
     results = [_part(row["result"], cell.part) for row in rows]
     values = [v for v in (reach(result, measure.key) for result in results) if v is not None]
     mean = sum(values) / len(values) if values else None
@@ -75,13 +99,14 @@ def _entry(recipe: Recipe, cell: Cell, measure: Measure, cache: Cache) -> Entry:
         len(rows),
         rows[0]["device"] if rows else None,
         cell.note,
+        reduced,
     )
 
 
 def _part(result: dict[str, Any], part: str) -> dict[str, Any]:
-    """The part of a result at a dotted key."""
+    """The part of a result at a dotted key; empty if a smaller run has no such part."""
     for key in part.split(".") if part else ():
-        result = result[key]
+        result = result.get(key, {})
     return result
 
 
@@ -121,13 +146,14 @@ def _own_interval(results: list[dict[str, Any]], measure: Measure) -> tuple[floa
 
 
 def chart(recipe: Recipe, size: Size, cache: Cache) -> Chart | None:
-    """The figure, where the recipe is one and something was measured."""
+    """The figure, where the recipe is one and something was measured. Smaller runs are not drawn beside full ones."""
     if recipe.chart is None:
         return None
     from fedveil.report.charts import Frame, Series, line_chart
 
     asked = recipe.chart
-    found = [e for e in entries(recipe, size, cache) if e.measure.key == asked.measure and e.measured is not None]
+    found = [e for e in entries(recipe, size, cache) if e.full and e.measure.key == asked.measure]
+    found = [e for e in found if e.measured is not None]
     lines: dict[str, list[Entry]] = {}
     for entry in found:
         lines.setdefault(entry.row, []).append(entry)
@@ -160,7 +186,7 @@ def number(value: float | str | None, digits: int) -> str:
 def cells_of(entry: Entry) -> tuple[str, ...]:
     """One line of the printed table."""
     digits = entry.measure.digits
-    measured = "not run" if not entry.seeds else number(entry.measured, digits)
+    measured = "not run" if not entry.seeds else number(entry.measured, digits) + ("*" if entry.reduced else "")
     span = "–" if entry.low is None else f"{number(entry.low, digits)} to {number(entry.high, digits)}"
     return (
         entry.row,
