@@ -11,9 +11,10 @@ dev: $(VENV)/.installed-dev
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# Every package comes with the hash that `make lock` has seen.
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
-LOCAL = --no-deps --no-build-isolation -e .
+# Every package comes with the hash that `make lock` has seen. The lock files name all packages, so pip resolves nothing: older
+# versions of pip look past a pin when another package asks for the same package with an extra.
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+LOCAL = --no-build-isolation -e .
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml requirements/run.txt
 	$(PIP) --require-hashes -r requirements/run.txt
