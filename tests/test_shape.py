@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fedveil"
 LONGEST, LONG_ALLOWED = 60, 2
-MANY, MANY_ALLOWED = 9, 8  # commands, whose options are parameters
+MANY, MANY_ALLOWED = 9, 7
 
 # Runs a private training in a process and prints the files of the package in which a function was called, imports apart.
 TRACED = """

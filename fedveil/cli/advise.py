@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedveil.cli import show
 from fedveil.core.errors import ConfigError
@@ -14,12 +15,15 @@ from fedveil.core.files import SHARED, write_text
 if TYPE_CHECKING:
     from fedveil.accounting.ledger import Row
     from fedveil.advice.advise import Advice, Option
+    from fedveil.cli.options import AdviseOptions
 
 COLUMNS = ("setting", "accuracy", "ε", "rebuilt", "guessed")
 
 
-def run_advise(asked: dict[str, Any], shape: str | None, out: str | None, json: bool) -> None:
+def run_advise(options: AdviseOptions, json: bool) -> None:
     """Advises; writes the config to `out`."""
+    asked = asdict(options)
+    out = asked.pop("out")
     if out == "":
         raise ConfigError("--out", out, "takes a file for the config: leave it out to print it only")
     begun = time.monotonic()
@@ -29,9 +33,8 @@ def run_advise(asked: dict[str, Any], shape: str | None, out: str | None, json: 
 
     from fedveil.advice.advise import advise
 
-    keys = ("clients", "records", "classes", "epsilon", "delta", "unit", "tap", "withstand", "data", "seconds", "shape")
-    with show.as_options(*keys):
-        found = advise(say, **asked, shape=_shape(shape))
+    with show.as_options(*asked):
+        found = advise(say, **{**asked, "shape": _shape(options.shape)})
     if out is not None and found.config is not None:
         try:
             write_text(Path(out), found.config, SHARED)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 from fedveil.audit.rows import AuditRow, check_certificates
-from fedveil.audit.run import audit
+from fedveil.audit.run import METHODS, audit
 from fedveil.cli import show
+from fedveil.cli.options import AuditOptions
 from fedveil.config import load
 
 BOUNDS = ("method", "unit", "tap", "ε at least", "certified", "", "if broken", "score", "seconds")
 TESTS = ("test", "unit", "tap", "on", "result", "p", "", "where")
 
 
-def run_audit(file: str | None, settings: list[str], options: Mapping[str, Any], json: bool) -> None:
+def run_audit(file: str | None, settings: list[str], options: AuditOptions, json: bool) -> None:
     """Audits a config and prints the rows; fails where a bound is above its certificate or a test alarms."""
-    rows = audit(load(file, settings), progress=show.note, **options)
+    given = asdict(options)
+    method = given.pop("method")
+    rows = audit(load(file, settings), progress=show.note, methods=(method,) if method else METHODS, **given)
     if json:
         show.print_json(rows.as_dict())
     else:
-        _print(rows, options["confidence"])
+        _print(rows, options.confidence)
     check_certificates(rows)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from fedveil.cli.options import FileArgument, JsonOption, SetOption
+from fedveil.cli.options import FileArgument, JsonOption, SetOption, with_groups
 from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,13 +34,32 @@ def _need_flower() -> None:
 # --- init
 
 
+@dataclass(frozen=True)
+class AddressOptions:
+    """Where the server of a federation listens, and how many nodes it has."""
+
+    nodes: Annotated[int, Option("--nodes", min=1, max=10_000, help="Number of nodes.")] = 4
+    host: Annotated[str, Option("--host", help="Name or address by which nodes reach the server.")] = "127.0.0.1"
+    port: Annotated[int, Option("--port", min=1, max=65535, help="Port of the server.")] = 9092
+    bind: Annotated[str, Option("--bind", help="Address on which the server listens.")] = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """What the nodes of a federation accept, and their budget."""
+
+    epsilon: Annotated[
+        float | None, Option("--epsilon", help="Privacy budget of each node over all its runs (default: 8).")
+    ] = None
+    delta: Annotated[float | None, Option("--delta", help="δ of the budget (default: 1e-5).")] = None
+    clip: Annotated[float | None, Option("--clip", help="Largest clip that nodes accept.")] = None
+    noise: Annotated[float | None, Option("--noise", help="Smallest noise that nodes accept.")] = None
+
+
 @deploy_app.command("init")
+@with_groups
 def init(
     folder: FolderArgument = "federation",
-    nodes: Annotated[int, Option("--nodes", min=1, max=10_000, help="Number of nodes.")] = 4,
-    host: Annotated[str, Option("--host", help="Name or address by which nodes reach the server.")] = "127.0.0.1",
-    port: Annotated[int, Option("--port", min=1, max=65535, help="Port of the server.")] = 9092,
-    bind: Annotated[str, Option("--bind", help="Address on which the server listens.")] = "127.0.0.1",
     shards: Annotated[
         str | None,
         Option("--shards", metavar="FILE.toml", help="For trials: give each node its part of this config's dataset."),
@@ -52,12 +72,9 @@ def init(
     test: Annotated[
         bool, Option("--test", help="Nodes accept runs whose noise the server knows; never for private data.")
     ] = False,
-    epsilon: Annotated[
-        float | None, Option("--epsilon", help="Privacy budget of each node over all its runs (default: 8).")
-    ] = None,
-    delta: Annotated[float | None, Option("--delta", help="δ of the budget (default: 1e-5).")] = None,
-    clip: Annotated[float | None, Option("--clip", help="Largest clip that nodes accept.")] = None,
-    noise: Annotated[float | None, Option("--noise", help="Smallest noise that nodes accept.")] = None,
+    *,
+    limit: LimitOptions,
+    address: AddressOptions,
     json: JsonOption = False,
 ) -> None:
     """Create a federation: certificates, node keys, node configs, systemd units and a compose file."""
@@ -66,18 +83,22 @@ def init(
     from fedveil.config import load
     from fedveil.deploy import files
 
-    given = {"epsilon": epsilon, "delta": delta, "clip": clip, "noise": noise}
-    limits = {key: value for key, value in given.items() if value is not None}
+    limits = {key: value for key, value in asdict(limit).items() if value is not None}
     _check_limits(limits)
     if shards is not None and config is not None:
         raise ConfigError("--config", config, "is the config of --shards already: leave one of the two out")
     named = shards or config
     if settings and named is None:
         raise ConfigError("-s", settings[0], "changes the config of --shards or --config: give one of them too")
-    made = files.Federation(Path(folder).resolve(), host, port, nodes, bind)
+    made = files.Federation(Path(folder).resolve(), address.host, address.port, address.nodes, address.bind)
     read = load(named, settings or []) if named is not None else None
     files.init(made, files.Plan(read, shards is not None, test, limits))
-    document = {"folder": str(made.folder), "address": made.address, "nodes": nodes, "shards": shards is not None}
+    document = {
+        "folder": str(made.folder),
+        "address": made.address,
+        "nodes": address.nodes,
+        "shards": shards is not None,
+    }
     if json:
         show.print_json(document)
         return
@@ -160,23 +181,30 @@ def _print(*argument_lists: list[str]) -> None:
 # --- run
 
 
+@dataclass(frozen=True)
+class TermsOptions:
+    """How long a run waits for nodes, how many must reply, and where its noise comes from."""
+
+    quorum: Annotated[float, Option("--quorum", min=0.0, max=1.0, help="Share of a round's nodes that must reply.")] = (
+        0.5
+    )
+    timeout: Annotated[float, Option("--timeout", min=1.0, help="Seconds for which a round waits for replies.")] = 300.0
+    wait: Annotated[float, Option("--wait", min=1.0, help="Seconds for which the start waits for all nodes.")] = 120.0
+    test: Annotated[
+        bool, Option("--test", help="Take all noise from the seed, as in simulation; nodes must allow it.")
+    ] = False
+
+
 @deploy_app.command("run")
+@with_groups
 def run(
     file: FileArgument = None,
     settings: SetOption = None,
     federation: Annotated[str, Option("--federation", help="Folder of the federation.")] = "federation",
-    quorum: Annotated[
-        float, Option("--quorum", min=0.0, max=1.0, help="Share of a round's nodes that must reply.")
-    ] = 0.5,
-    timeout: Annotated[
-        float, Option("--timeout", min=1.0, help="Seconds for which a round waits for replies.")
-    ] = 300.0,
-    wait: Annotated[float, Option("--wait", min=1.0, help="Seconds for which the start waits for all nodes.")] = 120.0,
-    test: Annotated[
-        bool, Option("--test", help="Take all noise from the seed, as in simulation; nodes must allow it.")
-    ] = False,
     out: Annotated[str | None, Option("--out", help="Run folder to create (default: runs/deploy-NAME-TIME).")] = None,
     resume: Annotated[str | None, Option("--resume", help="Resume the run in this folder.")] = None,
+    *,
+    terms: TermsOptions,
     json: JsonOption = False,
 ) -> None:
     """Train on the nodes of a federation. Run this on the server's machine."""
@@ -187,8 +215,7 @@ def run(
         raise ConfigError("--resume", None, "takes the folder of the run to resume")
     if resume is not None and (file is not None or settings or out is not None):
         raise ConfigError("--resume", resume, "uses the config and folder of the run: leave out FILE, -s and --out")
-    terms = Terms(quorum, timeout, wait, test)
-    result = _run(Path(federation), (file, settings or []), terms, out, resume)
+    result = _run(Path(federation), (file, settings or []), Terms(**asdict(terms)), out, resume)
     if json:
         from fedveil.cli import show
 

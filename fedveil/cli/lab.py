@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from fedveil.cli import show
+from fedveil.cli.options import LabOptions
 from fedveil.config import from_dict, read
 from fedveil.core.errors import ConfigError
 
 NEEDS = ("fastapi", "uvicorn")
 
 
-@dataclass(frozen=True)
-class Lab:
-    """The options of the command."""
-
-    file: str | None
-    settings: list[str]
-    host: str
-    port: int
-    token: str | None
-    folder: str
-    runs: str
-    workers: int
-    minutes: float  # time limit of a job
-    memory: float  # limit of a worker, GB
-    browser: bool
-
-
-def run_lab(lab: Lab, json: bool) -> None:
+def run_lab(file: str | None, settings: list[str], lab: LabOptions, json: bool) -> None:
     """Checks all options, then serves until Ctrl-C."""
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
@@ -42,7 +25,7 @@ def run_lab(lab: Lab, json: bool) -> None:
             raise ConfigError(key, value, "takes a host" if key == "--host" else "takes a folder")
     from fedveil.lab.server import Address, Options, check_token, serve
 
-    given = _given(lab)
+    given = _given(file, settings)
     token = check_token(lab.host, lab.token or os.environ.get("FEDVEIL_LAB_TOKEN"))
     options = Options(
         folder=Path(lab.folder),
@@ -68,9 +51,9 @@ def run_lab(lab: Lab, json: bool) -> None:
     serve(options, lab.host, lab.port, token, ready)
 
 
-def _given(lab: Lab) -> dict[str, Any]:
+def _given(file: str | None, settings: list[str]) -> dict[str, Any]:
     """What was set in the file and by -s, checked: what the pages open with."""
-    document = read(lab.file, lab.settings)
+    document = read(file, settings)
     from_dict(document)
     if isinstance(document.get("defense"), list):
         document["defense"] = document["defense"][0]

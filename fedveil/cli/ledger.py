@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from fedveil.accounting.ledger import Row
 from fedveil.accounting.published import CLAIMED
 from fedveil.accounting.transcript import Transcript
 from fedveil.cli import show
+from fedveil.cli.options import GoalOptions
 from fedveil.config import load
 from fedveil.core.errors import ConfigError
 from fedveil.run_account import account, best_rows, calibrate, check_delta, smallest
@@ -147,12 +148,13 @@ def _epsilon(row: Row | None) -> str:
     return "none" if row is None or row.epsilon is None else f"{row.epsilon:.4g}"
 
 
-def run_calibrate(file: str | None, settings: list[str], goal: Mapping[str, Any], json: bool) -> None:
+def run_calibrate(file: str | None, settings: list[str], goal: GoalOptions, json: bool) -> None:
     """The noise for an ε, or with a given noise the rounds."""
     folder = file is not None and Path(file).is_dir()
-    with show.as_options(*goal):
+    asked = asdict(goal)
+    with show.as_options(*asked):
         given = load(str(Path(file) / "config.toml") if folder and file else file, settings)
-        done = calibrate(given, **goal)
+        done = calibrate(given, **asked)
     if json:
         show.print_json(done.as_dict())
         return
@@ -165,7 +167,7 @@ def run_calibrate(file: str | None, settings: list[str], goal: Mapping[str, Any]
         ("tap, unit, adjacency", f"{row.tap}, {row.unit}, {row.adjacency}"),
         ("assumes", "; ".join(row.assumptions)),
     ]
-    show.print_table(f"for ε = {goal['epsilon']:g}", ("what", "value"), lines)
+    show.print_table(f"for ε = {goal.epsilon:g}", ("what", "value"), lines)
 
 
 def _rounds(text: str | None) -> list[int]:

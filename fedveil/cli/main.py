@@ -13,7 +13,18 @@ from typer import Argument, Option
 
 from fedveil import __version__
 from fedveil.cli import deploy
-from fedveil.cli.options import FileArgument, JsonOption, SetOption
+from fedveil.cli.options import (
+    AdviseOptions,
+    AuditOptions,
+    DeltaOption,
+    FileArgument,
+    GoalOptions,
+    JsonOption,
+    LabOptions,
+    ReportOptions,
+    SetOption,
+    with_groups,
+)
 from fedveil.compilation import use_cache
 from fedveil.core.errors import ConfigError, FedveilError, Interrupted, did_you_mean, printable, show
 
@@ -106,9 +117,6 @@ def demo(settings: SetOption = None, out: OutOption = None, json: JsonOption = F
     run_demo(settings or [], out, json)
 
 
-DeltaOption = Annotated[float | None, Option("--delta", help="δ (default: the defence's own).")]
-
-
 @app.command("ledger")
 def ledger(
     file: Annotated[
@@ -129,21 +137,17 @@ def ledger(
 
 
 @app.command("calibrate")
+@with_groups
 def calibrate(
-    epsilon: Annotated[float, Option("--epsilon", help="ε to keep.")],
     file: FileArgument = None,
     settings: SetOption = None,
-    delta: DeltaOption = None,
-    tap: Annotated[str, Option("--tap", help="Against whom.")] = "release",
-    unit: Annotated[str, Option("--unit", help="For whom: example, image or client.")] = "example",
-    adjacency: Annotated[str | None, Option("--adjacency", help="add-remove, zero-out or replace.")] = None,
-    noise: Annotated[float | None, Option("--noise", help="Keep this noise, and find the rounds.")] = None,
+    *,
+    goal: GoalOptions,
     json: JsonOption = False,
 ) -> None:
     """Find the noise that an ε needs, or with --noise the number of rounds that it allows."""
     from fedveil.cli.ledger import run_calibrate
 
-    goal = {"epsilon": epsilon, "delta": delta, "tap": tap, "unit": unit, "adjacency": adjacency, "noise": noise}
     run_calibrate(file, settings or [], goal, json)
 
 
@@ -168,29 +172,17 @@ def attack(
 
 
 @app.command("audit")
+@with_groups
 def audit(
     file: FileArgument = None,
     settings: SetOption = None,
-    tap: Annotated[str | None, Option("--tap", help="Where the adversary stands (default: behind each noise).")] = None,
-    unit: Annotated[str | None, Option("--unit", help="example or client (default: both).")] = None,
-    method: Annotated[str | None, Option("--method", help="noise, one-run, f-dp or trials (default: all).")] = None,
-    trials: Annotated[int, Option("--trials", help="Independent trials, with and without the canary.")] = 200_000,
-    canaries: Annotated[int, Option("--canaries", help="Canaries of a one-run audit.")] = 600,
-    seeds: Annotated[int, Option("--seeds", help="Times that all bounds are repeated.")] = 1,
-    confidence: Annotated[float, Option("--confidence", help="Of all bounds and tests together.")] = 0.999,
-    delta: DeltaOption = None,
-    rounds: Annotated[int | None, Option("--rounds", help="Rounds that are attacked together (default: two).")] = None,
-    steps: Annotated[int | None, Option("--steps", help="Local steps in each of them (default: two).")] = None,
+    *,
+    options: AuditOptions,
     json: JsonOption = False,
 ) -> None:
     """Test the noise that training draws, and attack it with canaries: lower bounds on ε beside the certified ones."""
-    from fedveil.audit.run import METHODS
     from fedveil.cli.audit import run_audit
 
-    options = {
-        "tap": tap, "unit": unit, "methods": (method,) if method else METHODS, "trials": trials, "canaries": canaries,
-        "seeds": seeds, "confidence": confidence, "delta": delta, "rounds": rounds, "steps": steps,
-    }  # fmt: skip
     run_audit(file, settings or [], options, json)
 
 
@@ -229,36 +221,12 @@ def reproduce(
 
 
 @app.command("advise")
-def advise(
-    clients: Annotated[int | None, Option("--clients", help="Number of clients.")] = None,
-    records: Annotated[int | None, Option("--records", help="Records at each client.")] = None,
-    shape: Annotated[
-        str | None, Option("--shape", help="One record: rows,columns,colours of an image, or columns of a table.")
-    ] = None,
-    classes: Annotated[int | None, Option("--classes", help="Number of classes.")] = None,
-    data: Annotated[str | None, Option("--data", help="A dataset or FILE.npz, instead of shape and classes.")] = None,
-    epsilon: Annotated[float | None, Option("--epsilon", help="ε to keep.")] = None,
-    delta: DeltaOption = None,
-    unit: Annotated[str | None, Option("--unit", help="For whom: example (default) or image.")] = None,
-    tap: Annotated[str | None, Option("--tap", help="Against whom (default: server).")] = None,
-    withstand: Annotated[
-        str | None, Option("--withstand", help="Instead of --tap: server, clients, release; several with commas.")
-    ] = None,
-    secure_aggregation: Annotated[
-        bool, Option("--secure-aggregation", help="The server sees only sums over clients.")
-    ] = False,
-    seconds: Annotated[float | None, Option("--seconds", help="Time for all of it (default: 600).")] = None,
-    out: Annotated[str | None, Option("--out", help="Also write the config to this file.")] = None,
-    json: JsonOption = False,
-) -> None:
+@with_groups
+def advise(options: AdviseOptions, json: JsonOption = False) -> None:
     """Find a private setting for a federation of a given size, tried and attacked on public records."""
     from fedveil.cli.advise import run_advise
 
-    asked = {
-        "clients": clients, "records": records, "classes": classes, "data": data, "epsilon": epsilon, "delta": delta,
-        "unit": unit, "tap": tap, "withstand": withstand, "secure_aggregation": secure_aggregation, "seconds": seconds,
-    }  # fmt: skip
-    run_advise(asked, shape, out, json)
+    run_advise(options, json)
 
 
 @app.command("sweep")
@@ -297,55 +265,30 @@ def tune(
 
 
 @app.command("lab")
+@with_groups
 def lab(
-    file: FileArgument = None,
-    settings: SetOption = None,
-    host: Annotated[
-        str, Option("--host", help="Address to listen on. Other than loopback, it requires --token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, Option("--port", min=0, max=65535, help="Port (0: any free port).")] = 8765,
-    token: Annotated[
-        str | None, Option("--token", help="Secret for visitors, or 'auto' for a random one (or FEDVEIL_LAB_TOKEN).")
-    ] = None,
-    folder: Annotated[
-        str, Option("--folder", help="Folder for the lab's own files: uploads, chosen pictures.")
-    ] = "lab",
-    runs: Annotated[str, Option("--runs", help="Folder of runs, both to browse and for new trainings.")] = "runs",
-    workers: Annotated[int, Option("--workers", min=1, max=16, help="Number of jobs in parallel.")] = 1,
-    minutes: Annotated[float, Option("--minutes", min=0.1, max=10_000, help="Time limit of a job, in minutes.")] = 30.0,
-    memory: Annotated[float, Option("--memory", min=0.5, max=10_000, help="Memory limit of a worker, in GB.")] = 6.0,
-    browser: Annotated[bool, Option("--open", help="Open the page in the web browser.")] = False,
-    json: JsonOption = False,
+    file: FileArgument = None, settings: SetOption = None, *, options: LabOptions, json: JsonOption = False
 ) -> None:
     """Serve a local web page: watch attacks live, compare noise with accuracy, browse runs."""
-    from fedveil.cli.lab import Lab, run_lab
+    from fedveil.cli.lab import run_lab
 
-    run_lab(Lab(file, settings or [], host, port, token, folder, runs, workers, minutes, memory, browser), json)
+    run_lab(file, settings or [], options, json)
 
 
 @app.command("report")
+@with_groups
 def report(
     runs: Annotated[
         list[str], Argument(metavar="RUN...", help="Run folders, or a folder of runs; several are compared.")
     ],
-    out: Annotated[
-        str | None, Option("--out", help="Page to write (default: report.html in the run, or beside the runs).")
-    ] = None,
-    svg: Annotated[str | None, Option("--svg", help="Folder for the charts as SVG.")] = None,
-    png: Annotated[str | None, Option("--png", help="Folder for the charts as PNG.")] = None,
-    pdf: Annotated[str | None, Option("--pdf", help="Folder for the charts as PDF.")] = None,
-    pgf: Annotated[str | None, Option("--pgf", help="Folder for the charts as PGF, for LaTeX.")] = None,
-    tables: Annotated[str | None, Option("--tables", help="Folder for the tables as CSV and LaTeX.")] = None,
-    registry: Annotated[
-        str | None,
-        Option("--registry", help="TOML file of facts: also write entries for OpenDP's deployments registry."),
-    ] = None,
+    *,
+    options: ReportOptions,
     json: JsonOption = False,
 ) -> None:
     """Write one HTML page: what leaks, to whom, at which ε and accuracy, with charts, pictures and assumptions."""
     from fedveil.cli.report import run_report
 
-    run_report(runs, out, {"svg": svg, "png": png, "pdf": pdf, "pgf": pgf}, tables, registry, json)
+    run_report(runs, options, json)
 
 
 @app.command("bench")

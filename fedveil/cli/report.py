@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from fedveil.cli import show
+from fedveil.cli.options import ReportOptions
 from fedveil.core.errors import RunError
 from fedveil.report.write import report
 
 FORMS = ("svg", "png", "pdf", "pgf")  # of charts
 
 
-def run_report(
-    folders: list[str],
-    out: str | None,
-    charts: Mapping[str, str | None],
-    tables: str | None,
-    registry: str | None,
-    json: bool,
-) -> None:
+def run_report(folders: list[str], options: ReportOptions, json: bool) -> None:
     """Writes the page, the charts in each form that was requested, and the tables; prints the paths."""
-    document = report(folders, out, tables=tables, registry=registry, **charts).as_dict()
+    document = report(folders, **asdict(options)).as_dict()
     if json:
         show.print_json(document)
     else:

@@ -137,7 +137,7 @@ def as_options(*keys: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         if error.key in keys:
-            raise ConfigError(f"--{error.key}", error.got, error.takes) from None
+            raise ConfigError(f"--{error.key.replace('_', '-')}", error.got, error.takes) from None
         raise
 
 
