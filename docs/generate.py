@@ -32,7 +32,7 @@ from fedveil.data.info import DatasetInfo
 from fedveil.data.partition import PARTITIONS
 from fedveil.data.registry import DATASETS
 from fedveil.defenses import presets
-from fedveil.defenses.catalog import CLOSEST, DEFENSES, SAME
+from fedveil.defenses.catalog import CLOSEST, DEFENSES, SAME, SPELLED
 from fedveil.models.catalog import MODELS
 
 HERE = Path(__file__).parent
@@ -230,8 +230,10 @@ def names_page() -> str:
 
 def _standard() -> list[str]:
     """The field's names for defences: what they stand for, or why they are not taken."""
-    rows = [(f"`{name}`", code(f"{key} = {value}" for key, value in of.items())) for name, of in SAME.items()]
-    rows += [(f"`{name}`", f"refused: {why}") for name, why in CLOSEST.items()]
+    spelled = {name: [name, *(other for other, of in SPELLED.items() if of == name)] for name in SAME}
+    rows = [(code(spelled[name]), code(f"{key} = {value}" for key, value in of.items())) for name, of in SAME.items()]
+    for why in dict.fromkeys(CLOSEST.values()):
+        rows.append((code(name for name, told in CLOSEST.items() if told == why), f"refused: {why}"))
     return ["Standard names, which `defense.name` takes too:", "", *table(("name", "stands for"), rows)]
 
 

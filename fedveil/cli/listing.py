@@ -69,7 +69,7 @@ def _protects(name: str) -> str:
 
 def _print_defenses(entries: list[dict[str, object]]) -> None:
     """One table for each group, and the field's standard names."""
-    from fedveil.defenses.catalog import CLOSEST, SAME
+    from fedveil.defenses.catalog import SAME
 
     for group in PROTECTS.values():
         rows = [(e["name"], e["summary"], e["keys"]) for e in entries if e["protects"] == group]
@@ -78,7 +78,10 @@ def _print_defenses(entries: list[dict[str, object]]) -> None:
                 f"protects {group}" if "nothing" not in group else group, ("name", "summary", "keys"), rows
             )
     known = "; ".join(f"{name}: {', '.join(map(str, of.values()))}" for name, of in SAME.items())
-    show.print_text(f"Standard names that stand for one of these: {known}. Not here: {', '.join(CLOSEST)}.")
+    show.print_text(f"Standard names that stand for one of these: {known}.")
+    show.print_text(
+        "Other names of the field (dp-ftrl, pate, secagg, user-level-dp) are answered with what comes closest."
+    )
 
 
 def _entry(name: str, info: Any) -> dict[str, object]:

@@ -72,12 +72,82 @@ SAME: dict[str, dict[str, Any]] = {
     "central-dp": {"name": "fed-sdp", "placement": "server-sum", "clip_scope": "flat"},
     "ldp": {"name": "fed-sdp", "placement": "client", "clip_scope": "flat"},
 }
+# Other spellings of these names.
+SPELLED: dict[str, str] = {
+    **dict.fromkeys(("dpsgd", "sgd-dp"), "dp-sgd"),
+    **dict.fromkeys(("dpfedavg", "fedavg-dp", "dp-fed-avg"), "dp-fedavg"),
+    **dict.fromkeys(("global-dp", "central-differential-privacy"), "central-dp"),
+    **dict.fromkeys(("local-dp", "local-differential-privacy"), "ldp"),
+}
+_SECURE = (
+    "is no defence here: set train.secure_aggregation = true beside ldp, or beside fed-cdp with placement cohort; a sum "
+    "without noise has no ε"
+)
+_CORRELATED = (
+    "is not here: it adds noise that is correlated over rounds and needs no sampling; the closest is fed-sdp "
+    "with placement server-sum, whose noise is independent in each round and whose ε relies on sampled clients"
+)
+_CLIENTS = (
+    "is a guarantee, not a method: dp-fedavg protects whole clients from whoever gets the model and trusts the server, "
+    "ldp also from the server"
+)
+_RECORDS = (
+    "is a guarantee, not a method: dp-sgd protects each record from the server and from whoever gets the model, fed-cdp "
+    "with placement example also on the client's machine"
+)
+_PART = "has no ε and is not here: dp-sgd protects records, dp-fedavg whole clients; without an ε there are"
+_NOISE = (
+    "is noise, not a defence: dp-sgd (records) and dp-fedavg (clients) clip and add it, so that it has an ε; "
+    "gradient-noise adds it without a clip and has none"
+)
+_AGGREGATION = (
+    "is a way to train, not a defence: leave it out (train.aggregation chooses between 'fedavg' and 'fedsgd'), or name "
+    "dp-fedavg or dp-sgd"
+)
+_OPTIMISER = (
+    "is here only as dp-sgd with train.optimizer = 'adam' for a client's local steps; the server's step has no Adam"
+)
 # Name → what comes closest, and how it differs.
 CLOSEST: dict[str, str] = {
-    "dp-ftrl": "is not here: it adds noise that is correlated over rounds and needs no sampling; the closest is fed-sdp "
-    "with placement server-sum, whose noise is independent in each round and whose ε relies on sampled clients",
-    "pate": "is not here: it trains teachers that vote on public data; no defence here is like it",
+    **dict.fromkeys(("dp-ftrl", "dp-mf", "dp-matrix-factorization", "tree-aggregation"), _CORRELATED),
+    "pate": "is not here: its teachers vote on labels of public data; dp-sgd protects records too, without public data",
+    **dict.fromkeys(
+        ("dp-fedsgd", "fedsgd-dp"), "is dp-fedavg with one local step: name dp-fedavg, and set train.local_steps = 1"
+    ),
+    **dict.fromkeys(("record-level-dp", "example-level-dp", "sample-level-dp", "record-dp", "example-dp"), _RECORDS),
+    "cdp": "can mean fed-cdp, central-dp or concentrated differential privacy: name one of the first two; --accountant rdp "
+    "is close to the third",
+    **dict.fromkeys(("user-level-dp", "client-level-dp", "user-dp", "client-dp"), _CLIENTS),
+    **dict.fromkeys(
+        ("secagg", "secagg+", "secure-aggregation", "secure-sum", "mpc", "homomorphic-encryption"), _SECURE
+    ),
+    **dict.fromkeys(
+        ("distributed-dp", "ddp", "ddgauss", "skellam"),
+        "adds each client's share of the noise before a secure sum: with train.secure_aggregation = true, fed-cdp with "
+        "placement cohort protects records so, and ldp clients",
+    ),
+    **dict.fromkeys(("fedavg", "fedsgd", "fedprox", "scaffold", "fedadam"), _AGGREGATION),
+    **dict.fromkeys(("dp-adam", "dpadam", "dp-adamw"), _OPTIMISER),
+    **dict.fromkeys(("gaussian", "laplace", "noise", "gaussian-mechanism", "gradient-perturbation"), _NOISE),
+    **dict.fromkeys(("topk", "top-k", "sparsification", "gradient-compression"), f"{_PART} prune, dgc and low-rank"),
+    **dict.fromkeys(("soteria", "precode", "instahide"), f"{_PART} prune and gradient-noise"),
+    **dict.fromkeys(
+        ("clip", "clipping", "gradient-clipping"),
+        "bounds a gradient and hides nothing: dp-sgd and dp-fedavg add noise to it",
+    ),
+    **dict.fromkeys(
+        ("dp", "differential-privacy", "privacy"),
+        "names no method: dp-sgd protects records, dp-fedavg whole clients, ldp clients from the server as well; "
+        "fedveil advise chooses",
+    ),
 }
+
+
+def standard(name: str) -> str:
+    """A standard name as the tables spell it; any other name as it is."""
+    plain = name.strip().lower().replace("_", "-").replace(" ", "-")
+    found = SPELLED.get(plain, plain)
+    return found if name not in DEFENSES and (found in SAME or found in CLOSEST) else name
 
 
 def named(defenses: object) -> object:
@@ -91,10 +161,13 @@ def named(defenses: object) -> object:
 
 def _one(table: Mapping[str, Any]) -> Mapping[str, Any]:
     name = table.get("name")
-    if not isinstance(name, str) or (name not in SAME and name not in CLOSEST):
+    if not isinstance(name, str):
         return table
+    name = standard(name)
     if name in CLOSEST:
-        raise ConfigError("defense.name", name, CLOSEST[name])
+        raise ConfigError("defense.name", table["name"], CLOSEST[name])
+    if name not in SAME:
+        return table
     for key, value in SAME[name].items():
         if key != "name" and table.get(key, value) != value:
             takes = f"{name} is {SAME[name]['name']} with {key} = {value}: leave it out, or name {SAME[name]['name']}"
@@ -112,7 +185,7 @@ def make(defense: object, where: str) -> Defense:
     if name is None:
         raise ConfigError(f"{where}.name", None, "is required; " + did_you_mean("", DEFENSES))
     if not isinstance(name, str) or name not in DEFENSES:
-        raise unknown_name(f"{where}.name", name, DEFENSES)
+        raise unknown_name(f"{where}.name", name, (*DEFENSES, *SAME))
     given = {key: value for key, value in defense.items() if key != "name"}
     made: Defense = from_keys(DEFENSES[name], given, where, "unknown key")
     return made

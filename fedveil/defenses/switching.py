@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from fedveil.core.plugins import keys
-from fedveil.defenses.catalog import DEFENSES, SAME
+from fedveil.defenses.catalog import DEFENSES, SAME, standard
 
 Table = Mapping[str, Any]
 
@@ -22,7 +22,7 @@ def switched(name: str, before: Table, after: Table, given: Collection[str]) -> 
     old, new = before.get("name"), after.get("name")
     if new == old or not isinstance(new, str) or not isinstance(old, str):
         return dict(after), ""
-    fixed = SAME.get(new, {"name": new})
+    fixed = SAME.get(standard(new), {"name": new})
     if fixed["name"] not in DEFENSES:
         return dict(after), ""  # an unknown name is refused where defences are made
     own = keys(DEFENSES[fixed["name"]])
