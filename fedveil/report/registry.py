@@ -1,8 +1,8 @@
 """A run as an entry of OpenDP's registry of deployments of differential privacy: one YAML file.
 
 The registry asks for facts that no run knows: the name of the product, who publishes it, for what use. They come from a
-TOML file. Fields and their values are those of the registry's `deployments-schema.yaml`, with `basic`, `dp_variant`,
-`privacy_loss`, `deployment_model`, `implementation` and `administrative` below `deployment`.
+TOML file. Fields and their values are those of the registry's `deployments-schema.yaml` as of September 2026, with `basic`,
+`dp_variant`, `privacy_loss`, `deployment_model`, `implementation` and `administrative` below `deployment`.
 """
 
 from __future__ import annotations
@@ -79,16 +79,18 @@ def entry(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
         **({"data_product_sector": facts["sector"]} if "sector" in facts else {}),
         "publication_date": facts["publication_date"],
     }
-    administrative = {"status": "Draft", "registry_authors": list(facts["authors"]), "tier": 3}
+    complete = 3 if "number_of_units" in facts else 2  # the registry's measure of how much an entry tells
+    administrative = {"status": "Draft", "registry_authors": list(facts["authors"]), "tier": complete}
     parts = {
         "basic": basic,
-        "dp_variant": _variant(row),
+        "dp_variant": _variant(run, row),
         "privacy_loss": _loss(run, row, facts),
         "deployment_model": _model(run),
         "implementation": _implementation(run, row),
         "administrative": administrative,
     }
-    return {"url_slug": slug(str(facts["name"]), "-"), "deployment": parts}
+    named = f"{facts['name']} {facts['curator']} {facts['publication_date'][:4]}"  # as the registry builds its slugs
+    return {"url_slug": slug(named, "-"), "deployment": parts}
 
 
 def slug(name: str, joint: str) -> str:
@@ -96,11 +98,16 @@ def slug(name: str, joint: str) -> str:
     return joint.join(re.findall(r"[a-z0-9]+", name.lower())) or "deployment"
 
 
-def _variant(row: Row) -> dict[str, Any]:
+def _variant(run: Run, row: Row) -> dict[str, Any]:
+    open_to_all = ["numbers of clients and of their records"]
+    if not any(line.startswith("who takes part is secret") for line in row.assumptions):
+        open_to_all.append("who took part in a round")
+    if run.scores[2] is not None:
+        open_to_all.append("accuracy and loss on held-out records, which the guarantee does not cover")
     return {
         "variant_name": "Approximate DP" if row.delta else "Pure DP",
         "data_domain": "the training records of all clients of the federation",
-        "unprotected_quantities": "numbers of clients and of their records, and who took part in a round",
+        "unprotected_quantities": "; ".join(open_to_all),
     }
 
 
@@ -141,6 +148,7 @@ def _implementation(run: Run, row: Row) -> dict[str, Any]:
         "preprocessing_and_hyperparameter_tuning": "not recorded by the run, and not accounted for",
         "mechanisms": f"{run.defense}, Fedveil {fedveil.__version__}: {row.reason}",
         "composition": f"{row.rule} ({row.accountant}) over {row.rounds} rounds",
+        "post_processing": "averaging and the following rounds compute on what the mechanism gave out",
         "justification": "holds if: " + "; ".join(row.assumptions),
         "utility": measured,
     }

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
+from pathlib import Path
 
+import jsonschema_rs
 import pytest
+import yaml
 from test_page import GUESS, Reader, document, folder
 
 from fedveil.attacks import results
@@ -180,107 +184,76 @@ sector = "Healthcare"
 number_of_units = 1200
 """
 
-TEXT, NUMBER = {"type": "string"}, {"type": "number"}
+SCHEMA = yaml.safe_load((Path(__file__).parent / "registry-schema.yaml").read_text(encoding="utf-8"))
+VALIDATOR = jsonschema_rs.Draft7Validator(SCHEMA, validate_formats=True)
 
 
-def closed(needed, **fields):
-    """An object with these fields and no others."""
-    return {"type": "object", "additionalProperties": False, "required": needed, "properties": fields}
-
-
-# The registry's schema: names of fields, which are required, and which values they take.
-SCHEMA = closed(
-    ["url_slug", "deployment"],
-    url_slug=TEXT,
-    deployment=closed(
-        ["basic", "administrative"],
-        basic=closed(
-            ["name", "data_curators", "description", "intended_use", "data_product_type", "data_product_region",
-             "publication_date"],
-            **dict.fromkeys(("name", "description", "intended_use", "data_product_region"), TEXT),
-            data_curators={
-                "type": "array",
-                "minItems": 1,
-                "items": {
-                    "type": "object",
-                    "required": ["data_curator_name", "data_curator_type"],
-                    "properties": {
-                        "data_curator_name": TEXT,
-                        "data_curator_type": {"enum": ["Government", "Industry", "Nonprofit"]},
-                    },
-                },
-            },
-            data_product_type={
-                "enum": ["Summary statistics", "Machine learning model", "Dataset", "Synthetic data", "Interactive API",
-                         "SQL queries"]
-            },
-            data_product_sector={
-                "enum": ["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"]
-            },
-            publication_date={"type": "string", "format": "date"},
-        ),
-        dp_variant=closed(
-            [],
-            variant_name={"enum": ["Pure DP", "Approximate DP", "Zero-concentrated DP", "Renyi DP", "Custom"]},
-            data_domain=TEXT,
-            unprotected_quantities=TEXT,
-        ),
-        privacy_loss=closed(
-            [],
-            privacy_unit=TEXT,
-            privacy_unit_details=TEXT,
-            number_of_privacy_units={"type": "integer"},
-            privacy_parameters=closed([], epsilon=NUMBER, delta={"type": ["number", "string"]}, rho=NUMBER),
-            privacy_parameters_details={},
-        ),
-        deployment_model=closed(
-            [],
-            model_name={"enum": ["Local", "Central", "Shuffle", "Federated", "Varies"]},
-            model_name_details=TEXT,
-            trust_assumptions=TEXT,
-            actors={},
-            release_type={"enum": ["One release", "Many releases"]},
-            release_type_details=TEXT,
-            data_source_type={"enum": ["Static", "Dynamic"]},
-            data_source_type_details=TEXT,
-            access_type={"enum": ["Interactive", "Non-interactive"]},
-            access_type_details=TEXT,
-        ),
-        implementation=closed(
-            [],
-            **dict.fromkeys(
-                ("preprocessing_and_hyperparameter_tuning", "mechanisms", "composition", "post_processing",
-                 "justification"),
-                TEXT,
-            ),
-            utility={},
-            additional_information={},
-        ),
-        administrative=closed(
-            ["status", "registry_authors", "tier"],
-            evidence_sources={"type": "object"},
-            status={"enum": ["Converted", "Draft", "Pending", "Changes Required", "Approved"]},
-            registry_authors={"type": "array", "items": TEXT, "minItems": 1},
-            tier={"enum": [1, 2, 3]},
-        ),
-    ),
-)  # fmt: skip
-
-
-def test_the_registry_entry_fits_its_schema_and_has_the_ledgers_numbers(tmp_path, fedveil_cli):
-    jsonschema, yaml = pytest.importorskip("jsonschema"), pytest.importorskip("yaml")
+def entry_of(tmp_path, fedveil_cli, facts=FACTS):
     path = folder(tmp_path / "run", *CDP)
-    (tmp_path / "facts.toml").write_text(FACTS, encoding="utf-8")
+    (tmp_path / "facts.toml").write_text(facts, encoding="utf-8")
     answer = fedveil_cli("report", path, "--registry", "facts.toml", "--json", cwd=tmp_path)
     assert answer.code == 0, answer.err
     (file,) = json.loads(answer.out)["registry"]
-    assert re.fullmatch(r"[a-z0-9_]+\.yaml", file.rsplit("/")[-1])
-    entry = yaml.safe_load((tmp_path / file).read_text(encoding="utf-8"))
-    jsonschema.Draft7Validator(SCHEMA).validate(entry)
+    return path, tmp_path / file
+
+
+def test_the_registry_entry_fits_its_schema_and_has_the_ledgers_numbers(tmp_path, fedveil_cli):
+    path, file = entry_of(tmp_path, fedveil_cli)
+    text = file.read_text(encoding="utf-8")
+    styles = {token.style for token in yaml.scan(text) if hasattr(token, "style")}
+    assert styles <= {None, '"', "'", "|"}  # the registry refuses folded text
+    assert re.fullmatch(r"[a-z0-9_]+\.yaml", file.name)
+    entry = yaml.safe_load(text)
+    VALIDATOR.validate(entry)
     row = gather([path])[0].best("release", "example")
     stated = entry["deployment"]["privacy_loss"]["privacy_parameters"]
     assert stated == {"epsilon": row.epsilon, "delta": row.delta}
     assert entry["deployment"]["basic"]["data_curators"][0]["data_curator_type"] == "Nonprofit"
+    assert entry["url_slug"] == "bed-days-northern-hospitals-2026"
+    assert entry["deployment"]["administrative"]["tier"] == 3
+
+
+def test_an_entry_names_what_stays_open(tmp_path, fedveil_cli):
+    """Who took part is named as unprotected only where the certificate does not need it to be secret."""
+    path = folder(tmp_path / "run", *CDP)
+    secret = folder(tmp_path / "secret", "defense.name=fed-sdp", "defense.noise=20", "defense.clip_scope=flat",
+                    "train.sampling=poisson")  # fmt: skip
+    facts = registry.check_facts(tomllib.loads("\n".join(FACTS.splitlines()[:-2])))
+    for one, told in ((path, True), (secret, False)):
+        (run,) = gather([one])
+        made = registry.entry(run, facts)
+        VALIDATOR.validate(made)
+        needs = "who takes part is secret" in "; ".join(run.best("release", "example").assumptions)
+        open_to_all = made["deployment"]["dp_variant"]["unprotected_quantities"]
+        assert needs is not told and ("who took part" in open_to_all) is told
+        assert made["deployment"]["administrative"]["tier"] == 2  # without the number of units
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("surprise",), 1),
+        (("deployment", "administrative"), None),
+        (("deployment", "basic", "publication_date"), "1/1/2026"),
+        (("deployment", "basic", "data_curators"), []),
+        (("deployment", "basic", "data_product_type"), "Surprise"),
+        (("deployment", "administrative", "tier"), 0),
+        (("deployment", "privacy_loss", "privacy_parameters", "epsilon"), "1"),
+        (("deployment", "privacy_loss", "number_of_privacy_units"), 1.5),
+        (("deployment", "implementation", "pre_processing"), "x"),
+    ],
+)
+def test_the_schema_refuses_what_the_registry_refuses(tmp_path, path, value):
+    entry = registry.entry(gather([folder(tmp_path / "run", *CDP)])[0], registry.check_facts(tomllib.loads(FACTS)))
+    VALIDATOR.validate(entry)
+    *above, key = path
+    part = entry
+    for name in above:
+        part = part[name]
+    part.pop(key, None)
+    if value is not None:
+        part[key] = value
+    assert not VALIDATOR.is_valid(entry)
 
 
 @pytest.mark.parametrize(
@@ -304,6 +277,5 @@ def test_wrong_facts_are_refused_and_nothing_is_written(tmp_path, fedveil_cli, c
 
 
 def test_yaml_of_nasty_texts_reads_back():
-    yaml = pytest.importorskip("yaml")
     given = {"a": {"b": "x: y # 'z' \"q\"\n–ε", "c": [1, 1e-5, "- no"], "d": [{"e": "f", "g": "h"}]}, "t": True}
     assert yaml.safe_load(registry.yaml(given)) == given
