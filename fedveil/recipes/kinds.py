@@ -28,7 +28,6 @@ def train(job: Job) -> Result:
     `history`: also the accuracy of every evaluated round and the loss of every round. `test`: also the accuracy on the
     publisher's test part, where that is not what accuracy is measured on anyway.
     """
-    from fedveil.data.registry import DATASETS
     from fedveil.federation import prepare
     from fedveil.training import train as go
 
@@ -43,7 +42,8 @@ def train(job: Job) -> Result:
         "rounds": done.rounds,
         "seconds": done.seconds,
         "compile_seconds": done.compile_seconds,
-        "chance": 1.0 / max(2, DATASETS[config.data.name].classes),
+        "chance": done.chance,
+        "held_out": len(federation.dataset.held_out),
         "ledger": epsilons(done.ledger),
     }
     if federation.dataset.test is not None and job.options.get("test"):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from fedveil.recipes.cache import Cache
 from fedveil.recipes.cell import FULL, QUICK, Measure, Recipe, Size
+from fedveil.recipes.chance import AT_CHANCE, DIVERGED
 from fedveil.recipes.published import claims_of
 from fedveil.recipes.run import jobs_of
 from fedveil.recipes.table import Entry, chart, entries, number, rows_of
@@ -115,10 +116,27 @@ def _size(recipe: Recipe, size: Size, cache: Cache) -> list[str]:
         first = measure == recipe.measures[0]
         kept = [e for e in of_measure if (e.row, measure.key) in known or (first and e.row not in known_rows)]
         if any(_is_known(entry) for entry in kept):
-            lines += [*_matrix(measure, kept, marks), ""]
+            lines += [*_matrix(measure, kept, marks), *_chance(kept), ""]
     notes = [f"{mark} {', '.join(reduced)}" for reduced, mark in marks.items()]
     lines += [f"Smaller runs: {'; '.join(notes)}.", ""] if notes else []
     return [*lines, *_searches(recipe, size, cache)]
+
+
+STATES = {AT_CHANCE: "†", DIVERGED: "‡"}  # the marks of accuracies that are no success
+
+
+def _chance(found: list[Entry]) -> list[str]:
+    """Chance below a table of accuracies, and what its marks mean."""
+    values: dict[str, list[str]] = {}
+    for entry in found:
+        if entry.chance is not None:
+            values.setdefault(entry.chance.data, []).append(number(entry.chance.value, 3))
+    if not values:
+        return []
+    told = "; ".join(f"{name} {' or '.join(dict.fromkeys(several))}" for name, several in values.items())
+    used = {state for entry in found for state in entry.states}
+    marks = "".join(f" {mark} {state}." for state, mark in STATES.items() if state in used)
+    return ["", f"Chance, which is naming the most common class: {told}.{marks}"]
 
 
 LETTERS = "ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻ"
@@ -193,7 +211,7 @@ def _text(entry: Entry | None, marks: Mapping[tuple[str, ...], str]) -> str:
     elif entry.measured is None:
         text = "–"
     else:
-        text = number(entry.measured, digits)
+        text = number(entry.measured, digits) + "".join(STATES[state] for state in entry.states)
     if entry.low is not None and entry.measured is not None:
         text += f" [{number(entry.low, digits)}, {number(entry.high, digits)}]"
     if entry.reduced:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.recipes.cache import Cache
 from fedveil.recipes.cell import Cell, Measure, Recipe, Size
+from fedveil.recipes.chance import Chance, chance_of, states_of
 from fedveil.recipes.largest import smaller_run
 from fedveil.recipes.published import value_of
 
@@ -33,6 +34,8 @@ class Entry:
     device: str | None
     note: str
     reduced: tuple[str, ...] = ()  # what is smaller than the paper's size; empty: nothing
+    chance: Chance | None = None  # of an accuracy, where it is known
+    states: tuple[str, ...] = ()  # of `chance.py`: at chance, diverged
 
     @property
     def full(self) -> bool:
@@ -59,6 +62,8 @@ class Entry:
             "device": self.device,
             "note": self.note,
             "reduced": list(self.reduced),
+            "chance": None if self.chance is None else self.chance.value,
+            "states": list(self.states),
         }
 
 
@@ -88,6 +93,8 @@ def _entry(recipe: Recipe, cell: Cell, measure: Measure, rows: list[Row], reduce
     values = [v for v in (reach(result, measure.key) for result in results) if v is not None]
     mean = sum(values) / len(values) if values else None
     low, high = interval(values, measure.key in RATES) if len(values) > 1 else _own_interval(results, measure)
+    chance = chance_of(rows[0], measure.key) if values and not cell.part else None
+    ends = [row["result"]["loss"] for row in rows if measure.key in ("accuracy", "test") and "loss" in row["result"]]
     return Entry(
         cell.row,
         cell.column,
@@ -100,6 +107,8 @@ def _entry(recipe: Recipe, cell: Cell, measure: Measure, rows: list[Row], reduce
         rows[0]["device"] if rows else None,
         cell.note,
         reduced,
+        chance,
+        () if chance is None else states_of(values, chance, ends),
     )
 
 
@@ -187,6 +196,7 @@ def cells_of(entry: Entry) -> tuple[str, ...]:
     """One line of the printed table."""
     digits = entry.measure.digits
     measured = "not run" if not entry.seeds else number(entry.measured, digits) + ("*" if entry.reduced else "")
+    measured += "".join(f" ({state})" for state in entry.states)
     span = "–" if entry.low is None else f"{number(entry.low, digits)} to {number(entry.high, digits)}"
     return (
         entry.row,
@@ -194,10 +204,11 @@ def cells_of(entry: Entry) -> tuple[str, ...]:
         entry.measure.label,
         number(entry.published, digits),
         measured,
+        "–" if entry.chance is None else number(entry.chance.value, digits),
         span,
         number(entry.gap, digits),
         str(entry.seeds or "–"),
     )
 
 
-HEADER = ("row", "column", "measure", "published", "measured", "interval", "gap", "seeds")
+HEADER = ("row", "column", "measure", "published", "measured", "chance", "interval", "gap", "seeds")
