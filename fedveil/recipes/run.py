@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any
 
 from fedveil.core.errors import FedveilError
@@ -146,9 +147,21 @@ def _in_processes(
 
 def _pool(worker: int, workers: int) -> ProcessPoolExecutor:
     """A pool of one spawned process: JAX does not work in a forked one."""
-    return ProcessPoolExecutor(
-        1, mp_context=get_context("spawn"), initializer=share_machine, initargs=(worker, workers)
-    )
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin, initargs=(worker, workers))
+
+
+def _begin(worker: int, workers: int) -> None:
+    """What a worker process does before its first job."""
+    share_machine(worker, workers)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Ends this process when its parent was killed: a pool's worker would wait for jobs forever."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def share_machine(worker: int, workers: int) -> None:
