@@ -96,23 +96,33 @@ def _of_gradients(told: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def _inferred(told: dict[str, Any]) -> list[tuple[str, Any]]:
     """The lines of an inference attack."""
+    lines: list[tuple[str, Any]]
     if "auc" not in told:
         controls = [
             f"{name} {_short(one['ssim'] if told['ssim'] is not None else one['mse'])}"
             for name, one in told["controls"].items()
         ]
         mean = ("SSIM", told["ssim"]) if told["ssim"] is not None else ("mean square error", told["mse"])
-        return [mean, (f"{mean[0]}, controls", ", ".join(controls)), ("recognised", told["recognised_rate"])]
-    lines: list[tuple[str, Any]] = [("AUC, 95 % interval", f"{_within(told['auc'], told['interval'])}; a coin: 0.5")]
+        lines = [mean, (f"{mean[0]}, controls", ", ".join(controls)), ("recognised", told["recognised_rate"])]
+        return [*lines, ("accuracy of the model", _learned(told))]
+    lines = [("AUC, 95 % interval", f"{_within(told['auc'], told['interval'])}; a coin: 0.5")]
     found = [f"{_short(one['tpr'])} at {fpr}" for fpr, one in told["tpr_at_fpr"].items()]
     lines.append(("true positives at false", ", ".join(found)))
     if "epsilon_low" in told:
         certified = "none certified" if told["epsilon"] is None else f"certified {told['epsilon']:.4g}"
         lines.append(("ε", f"at least {told['epsilon_low']:.4g}; {certified}"))
         lines.append(("ε is for", f"unit {told['unit']}, {told['adjacency']}, δ = {told['delta']:g}"))
-    for key in ("records", "shadows", "clients", "federations", "record_auc", "round_auc", "accuracy"):
+    for key in ("records", "shadows", "clients", "federations", "record_auc", "round_auc"):
         lines.append((key.replace("_auc", " AUC"), told.get(key)))
-    return lines
+    return [*lines, ("accuracy of the model", _learned(told))]
+
+
+def _learned(told: dict[str, Any]) -> str:
+    """The accuracy of the attacked models beside chance; empty where the attack does not measure it."""
+    if told.get("accuracy") is None:
+        return ""
+    at_chance = "" if told["learned"] else ": it learned nothing, so there is little to find"
+    return f"{_short(told['accuracy'])}; chance: {_short(told['chance'])}{at_chance}"
 
 
 def _within(value: float, interval: list[float] | None) -> str:

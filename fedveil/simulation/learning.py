@@ -45,6 +45,12 @@ def learned(accuracy: float | None, chance: float, records: int) -> bool:
     return bool(binom.sf(right - 1, records, chance) < 1.0 - CONFIDENCE)
 
 
+def of_attacked(accuracies: Sequence[float], held_out: np.ndarray | Sequence[int]) -> dict[str, float | bool]:
+    """How well attacked models learned, for the document of an attack: one at chance has little to leak."""
+    accuracy, chance = float(sum(accuracies)) / len(accuracies), chance_of(held_out)
+    return {"accuracy": accuracy, "chance": chance, "learned": learned(accuracy, chance, len(held_out))}
+
+
 def diverged(loss: float | None, classes: int) -> bool:
     """Whether a loss is not finite, or far above that of a model that calls all classes equally likely."""
     return loss is None or not math.isfinite(loss) or loss > DIVERGED * math.log(max(2, classes))

@@ -24,6 +24,7 @@ from fedveil.attacks.inference.inversion import is_logistic, stretched
 from fedveil.attacks.observation import InversionObservation, ModelObservation
 from fedveil.core.errors import ConfigError
 from fedveil.federation import Federation
+from fedveil.simulation.learning import of_attacked
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def play(target: Target, attack: InversionAttack, progress: Progress = silent) -
         "success_rate": None,
         **summary(scores),
         "controls": controls(cases, attack),
-        "accuracy": float(np.mean([case.accuracy for case in cases])),
+        **of_attacked([case.accuracy for case in cases], target.first.dataset.held_out.y),
         "federations": len(cases),
         "seconds": time.monotonic() - started,
     }

@@ -30,6 +30,7 @@ from fedveil.attacks.observation import ParticipationObservation
 from fedveil.core.errors import ConfigError, RunError
 from fedveil.core.keys import generator
 from fedveil.federation import Federation
+from fedveil.simulation.learning import of_attacked
 
 FEWEST = 16  # candidates: with fewer, all coins may well fall alike
 
@@ -75,7 +76,7 @@ def play(target: Target, attack: ParticipationAttack, progress: Progress = silen
         "success_rate": None,
         **judge(guessed, present, certificate(first, tap, rounds, unit="client", not_finite=sum(not_finite))),
         **_by_round(guesses, truths),
-        "accuracy": float(np.mean(accuracies)),
+        **of_attacked(accuracies, first.dataset.held_out.y),
         "seconds": time.monotonic() - started,
     }
     left = cut(rounds=(rounds, planned), federations=(len(games), target.seeds))
