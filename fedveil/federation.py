@@ -215,7 +215,7 @@ def _layers(model: Model) -> int:
 
 
 def _values(model: Model) -> int:
-    """The parameters of a model: the values of an update."""
+    """The number of parameters of a model, which is the number of values in an update."""
     import jax
 
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))

@@ -174,7 +174,7 @@ class RunFolder:
             raise RunError(f"{self.info} is damaged: delete it and use --resume again") from None
 
     def check_config(self) -> None:
-        """Refuses a `config.toml` that is not the one that the run began with. Runs from before do not know theirs."""
+        """Raises an error if `config.toml` changed after the run began. Runs of older versions stored no digest."""
         began = self.read_info().get("config_sha256")
         if began is not None and began != self.config_digest():
             raise RunError(f"{self.config} was changed after the run began: undo that, or train anew with it")

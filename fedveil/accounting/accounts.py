@@ -161,7 +161,7 @@ def _amplified(account: Account, seen: Round, setting: Setting, levels: Levels) 
 def _over_rounds(
     one: Round, release: Release, setting: Setting, levels: Levels, shares: bool, repeat: int = 1
 ) -> tuple[tuple[Round, int], ...]:
-    """The same round at each level of noise, and how often; `shares`: the noise of the others counts."""
+    """The round at each noise level, with its number of repetitions. `shares`: other clients' noise is added to it."""
     made = []
     for z, times in few_levels(levels):
         noise: Mixture = ((1.0, z),)
@@ -241,7 +241,7 @@ def answering(setting: Setting, bins: int) -> Mixture:
 
 
 def size_groups(setting: Setting, most: int = SIZE_GROUPS) -> list[tuple[int, int]]:
-    """(N, L) of a few groups of clients: the smallest size and the most steps of each, the worst for a record there."""
+    """Clients in groups of similar size, each as (N, L): its smallest size and most steps, the worst case for a record."""
     sizes = sorted(setting.sizes or ((setting.smallest, setting.local_steps),))
     count = min(most, len(sizes))
     groups = [sizes[len(sizes) * g // count : len(sizes) * (g + 1) // count] for g in range(count)]

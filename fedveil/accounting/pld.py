@@ -84,7 +84,7 @@ def _faint(one: Round) -> bool:
 
 
 def _sensitivity(one: Round, count: float) -> float:
-    """What `count` parts of the unit change in a sum. An exchange of the unit for another doubles it."""
+    """By how much a sum changes with `count` contributions of a unit, in clip bounds; replacing a unit counts twice."""
     return (2.0 if one.replace or one.subset is not None else 1.0) * count
 
 
@@ -585,9 +585,9 @@ def _reach(parts: Sequence[tuple[Tilted, int]], start: float) -> float:
 
 
 def _descend(bound: Callable[[float], float], at: int, gain: float = 0.0) -> float:
-    """The power of two, from 2^at on, that minimises a function with one valley; steps that gain less are not taken.
+    """The power of two that minimises a unimodal function, found by steps from 2^at that each gain more than `gain`.
 
-    Where losses are bounded, Chernoff bounds on ε fall for ever as the tilt grows, by less and less.
+    The least gain ends the search: where losses are bounded, Chernoff bounds on ε fall for ever as the tilt grows.
     """
     value = bound(2.0**at)
     for way in (1, -1):
@@ -639,7 +639,7 @@ def mixed(parts: Iterable[tuple[float, Losses]]) -> Losses:
 
 
 def identity(grid: float) -> Losses:
-    """The loss of nothing: always zero."""
+    """The privacy loss of releasing nothing: always zero."""
     nothing = Masses(0, np.ones(1), 0.0)
     return OnGrid(grid, nothing, nothing)
 

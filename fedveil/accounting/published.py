@@ -45,7 +45,7 @@ def rows(claims: Sequence[Claim], rounds: int, delta: float) -> Iterator[dict[st
 
 
 def _of_sampled(claim: Claim, sigma: float, rounds: int, delta: float) -> Iterator[dict[str, Any]]:
-    """A claim on sampled Gaussians: by all rules, or by the moments accountant with a remark."""
+    """The rows of a claim on sampled Gaussian noise: one for each rule, or one of the moments accountant with a remark."""
     steps = rounds * claim.steps_per_round
     printed = tuple(text.format(steps=steps, rounds=rounds) for text in claim.assumptions)
     assumptions = (*printed, condition(sigma, claim.rate))
@@ -118,7 +118,7 @@ def _one_step(sigma: float, rate: float, delta: float) -> tuple[float, float]:
 
 
 def basic(sigma: float, rate: float, steps: int, delta: float) -> float | None:
-    """The sum over steps, each with δ/k."""
+    """Basic composition: k times the ε of one step at δ/k."""
     return _finite(steps * _one_step(sigma, rate, delta / steps)[0])
 
 

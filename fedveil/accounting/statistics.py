@@ -103,7 +103,7 @@ def _guesses(scores: np.ndarray, included: np.ndarray) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Curve:
-    """What one run showed against Gaussian trade-off curves: all μ up to this one are refuted."""
+    """The outcome of one run tested against Gaussian trade-off curves: every μ up to `mu` is refuted."""
 
     mu: float
     p_value: float | None  # of the claimed μ

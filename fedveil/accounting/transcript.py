@@ -61,7 +61,7 @@ Rounds = dict[tuple[int, int], tuple[Executed, Outcome | None]]  # (round, attem
 
 @dataclass(frozen=True)
 class Transcript:
-    """The facts of a run and its rounds, those with the same multipliers counted together."""
+    """The facts of a run and its rounds. Rounds with the same noise multipliers are counted together."""
 
     setting: Setting
     releases: tuple[Release, ...]

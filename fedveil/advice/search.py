@@ -150,7 +150,7 @@ def _least(reaches: Callable[[float], bool], start: float) -> float | None:
 
 
 def _steps() -> Iterator[tuple[float, float]]:
-    """(clip, learning rate × clip)."""
+    """All pairs to try: a clip, and a step size, which is learning rate × clip."""
     for clip in CLIPS:
         for step in STEPS:
             yield clip, step

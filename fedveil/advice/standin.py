@@ -30,7 +30,7 @@ class StandIn:
 
 
 def stand_in(asked: Question) -> StandIn:
-    """The stand-in for a question."""
+    """A public dataset in the shape that is asked about, with the changes that this took."""
     found = _first([name for name in (IMAGES if asked.image else TABLES) if name != asked.data])
     changed, notes = found, []
     if found.classes > asked.classes:

@@ -211,7 +211,7 @@ def _limits(attack: ReconstructionAttack, bench: AttackConfig) -> tuple[int, ...
 
 
 def _counting(progress: Progress, before: int, total: int) -> Progress:
-    """The progress of one group, as part of that of all; an attack's own count is of starts."""
+    """The progress of all groups, from that of one group after `before` finished starts."""
     return lambda ended, of: progress(before + ended, max(total, before + of))
 
 

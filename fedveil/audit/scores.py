@@ -149,7 +149,10 @@ class Run:
         return [subtract(sent[s + 1], sent[s]) for s in range(self.steps)]
 
     def _changes(self, seed: int, number: int, tossed: np.ndarray, first_only: bool) -> np.ndarray:
-        """One canary client for each direction, seen in the model that a round makes; each group has its own keys."""
+        """[canaries, layers, 1, rounds] how far each round moves the model along the direction of each canary client.
+
+        `number`: which group of canaries it is; each group has its own keys.
+        """
         path = self.path
         path.reseed(seed + 1000 * (number + 1))
         assert path.forced is not None

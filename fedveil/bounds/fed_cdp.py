@@ -107,9 +107,10 @@ def chance_kept(radius: float, noise: float, dimension: int) -> float:
 
 
 def linear_chance_kept(margins: ArrayLike, lipschitz: float, noise: float) -> float:
-    """The same for a linear classifier: 1 − Σ_j Φ(−s_j / (noise·L₂)), exact with two classes. No dimension enters.
+    """The same for a linear classifier: 1 − Σ_j Φ(−s_j / (noise·L₂)), exact with two classes, in any dimension.
 
-    Under the noise the margin over j is normal, with mean s_j and deviation noise·L₂; then the union bound over j.
+    With noise, the margin over class j is normal with mean s_j and standard deviation noise·L₂. A union bound over all j
+    gives the sum.
     """
     if noise <= 0 or lipschitz <= 0:
         raise ConfigError("noise, lipschitz", (noise, lipschitz), "takes numbers above 0")

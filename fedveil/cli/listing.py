@@ -85,7 +85,7 @@ def _print_defenses(entries: list[dict[str, object]]) -> None:
 
 
 def _entry(name: str, info: Any) -> dict[str, object]:
-    """A name with its summary and its keys: those of the table, or the fields of a dataclass."""
+    """A name with its summary and its config keys; of a dataclass, the keys are its fields."""
     if isinstance(info, str):
         return {"name": name, "summary": info, "keys": []}
     keys = [field.name for field in fields(info)] if isinstance(info, type) else info.keys

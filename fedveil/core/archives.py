@@ -15,7 +15,7 @@ from fedveil.core.system import free_memory
 
 
 def load_npz(path: Path, wanted: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, or the wanted ones of them; refused before it is unpacked if it is larger than memory.
+    """All arrays of an .npz file, or the `wanted` ones. A file larger than free memory is refused before it is unpacked.
 
     Only plain arrays: pickled objects could run code when they are read.
     """
@@ -36,7 +36,7 @@ def load_npz(path: Path, wanted: Collection[str] | None = None) -> dict[str, np.
 
 
 def _size(archive: zipfile.ZipFile, name: str) -> int:
-    """The bytes of an array: what the archive says, and what its own header says, for which numpy makes room."""
+    """The bytes that an array needs: the larger of what the archive and the array's own header say."""
     if f"{name}.npy" not in archive.namelist():
         return archive.getinfo(name).file_size
     with archive.open(f"{name}.npy") as member:

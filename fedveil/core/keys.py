@@ -77,7 +77,7 @@ class Draws:
 
     @classmethod
     def of(cls, noise_seed: int | None) -> Draws:
-        """Draws by `train.noise_seed`; from a new secret where it is unset."""
+        """Draws that follow `train.noise_seed`, or a new secret if it is unset."""
         return cls.fresh() if noise_seed is None else cls(noise_seed)
 
     @property

@@ -205,7 +205,7 @@ def _cut_clients(part: Part, client: np.ndarray, share: float) -> tuple[Part, Pa
 
 
 def _draw(part: Part, share: float) -> tuple[Part, Part]:
-    """A public set of about this share of a part, and the rest."""
+    """Splits a part at random: a public set of about `share` of its examples, and the rest."""
     size = round(len(part) * share)
     if not 0 < size < len(part):
         raise ConfigError("defense.public", share, f"takes a share that cuts {len(part)} examples in two")

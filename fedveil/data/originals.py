@@ -63,7 +63,7 @@ def check(info: DatasetInfo, dir: str | None = None) -> list[files.FileStatus]:
 
 
 def _examine(path: Path) -> Converted | str:
-    """The content of a converted file, or its fault."""
+    """The content of a converted file, or a text that says what is wrong with it."""
     try:
         arrays = load_npz(path)
         source, digest = str(arrays.pop(_SOURCE)), str(arrays.pop(_DIGEST))

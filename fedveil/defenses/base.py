@@ -123,7 +123,7 @@ class Defense:
         return jax.tree.map(lambda a: jnp.broadcast_to(a, (clients, *a.shape)) + jnp.zeros((), a.dtype), one)
 
     def initial_client_state(self, params: Tree) -> Tree:
-        """A stateful defence's state of each client before its first round, in the shape it will keep."""
+        """The first state of a client, for a defence that keeps one. Later states have the same shape."""
         raise NotImplementedError
 
     def apply_with_state(self, stage: str, value: Tree, state: Tree, at: StageContext) -> tuple[Tree, Tree]:

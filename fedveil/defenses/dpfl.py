@@ -210,7 +210,7 @@ class DPFL(Defense):
         return Refusal("public_only", True, "asks no node for anything: run it with 'fedveil train'")
 
     def node_part(self) -> Defense:
-        """Fine-tuning on public data is the server's."""
+        """The defence without fine-tuning on public data, which only the server does."""
         return replace(self, finetune=False)
 
 

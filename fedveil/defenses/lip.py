@@ -2,12 +2,12 @@
 
 Layer-wise relevance propagation gives every parameter of a fully connected layer its importance (see `importance`); the
 more important, the smaller its ε_j. Convolutions get no noise, which is what the attacks of dpfl's Figs 1 and 10 use.
-`layers` noises the named layers instead, whatever they are, with ε divided evenly among them.
+With `layers`, the named layers of any kind get the noise instead, with ε divided evenly among them.
 
 Clip and noise scale are those of `dpfl`, so that the two compare at equal ε: the update is clipped in L1 norm to `clip`,
 the noise is Laplace of scale 2·η·clip/ε_j, η the learning rate of the first round.
 
-No ε holds: layers without noise show their part of the update as it is, and the relevances come from private data.
+It has no ε: layers without noise show their part of the update as it is, and the relevances come from private data.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def filled(preset: str, defenses: object, kind: str) -> object:
 
 
 def training(preset: str, defenses: Sequence[Any], kind: str) -> Values | None:
-    """What the preset has for the training: the values of the first defence that it knows."""
+    """The preset's values for `[train]`: those of the first defence for which it has any."""
     found = (values(preset, defense.name, kind) for defense in defenses)
     return next((one for one in found if one is not None), None)
 

@@ -218,7 +218,7 @@ def _write_node(made: Federation, number: int, part: Part | None) -> None:
 
 
 def _limits_from(config: Config | None) -> dict[str, Any]:
-    """The limits of a node: those of the config that its owner names, or cautious ones."""
+    """The limits of a node: those of the config that its owner names, else strict defaults."""
     found: dict[str, Any] = dict(CAUTIOUS)
     if config is None:
         return found

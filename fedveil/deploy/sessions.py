@@ -55,7 +55,7 @@ class Sessions:
         self.home, self.journal, self.live = home, identity.FileJournal(home), dict[bytes, _Session]()
 
     def handle(self, fields: Mapping[str, Any], parts: Payload) -> tuple[str, dict[str, bytes]]:
-        """Why a message is refused, or the parts of the reply. Texts of other errors stay on the node."""
+        """The reason of a refusal, or "" and the parts of the reply. The texts of unexpected errors stay on the node."""
         try:
             return "", self._answer(fields, parts)
         except (Refused, Abort) as error:

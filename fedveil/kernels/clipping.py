@@ -194,7 +194,7 @@ def clipping_linear(bound: Array) -> Any:
 
 
 def clipping_affine(bound: Array) -> Any:
-    """An `affine` whose backward pass does the same."""
+    """An `affine` whose backward pass returns the sum of the clipped example gradients of its layer."""
 
     def apply(name: str, params: LayerParams, x: Array) -> Array:
         return _affine(params, x, bound)

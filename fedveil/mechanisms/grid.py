@@ -27,7 +27,7 @@ def usual_square(reach: Any, values: int, least: Callable[[Any, Any], Any] = np.
     """A bound on the sum of squares of a rounded contribution of `values` numbers with norm `reach`.
 
     With probability 1 − β randomised rounding stays below R² + d/4 + √(2·ln(1/β))·(R + √d/2); it never exceeds (R + √d)².
-    `reach` is a number, an array over rounds, or traced; `least` takes the minimum of two.
+    `reach` is a number, an array over rounds, or a traced value; `least` is the minimum function for its type.
     """
     usual = reach**2 + values / 4.0 + math.sqrt(-2.0 * math.log(EXCEEDED)) * (reach + math.sqrt(values) / 2.0)
     return least(usual, (reach + math.sqrt(values)) ** 2)

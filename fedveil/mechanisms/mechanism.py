@@ -290,7 +290,7 @@ class Mechanism:
 
     @property
     def varies(self) -> bool:
-        """Whether z changes from round to round. A schedule of the clip moves noise and sensitivity alike."""
+        """Whether the multiplier z changes between rounds. A scheduled clip changes noise and sensitivity alike."""
         return self.noise_multiplier.varies
 
     @property

@@ -108,7 +108,7 @@ class Product:
 
     @property
     def operations(self) -> int:
-        """2·positions·inputs·outputs."""
+        """Floating-point operations of one example: 2·positions·inputs·outputs."""
         return 2 * self.positions * self.inputs * self.outputs
 
     @property

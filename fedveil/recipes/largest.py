@@ -53,7 +53,7 @@ class Smaller:
 
 
 def split(job: Job) -> tuple[str, Sizes]:
-    """The experiment that a job is, as text, and its sizes."""
+    """Splits a job into its experiment, as text, and the sizes at which it runs."""
     return _split(job.kind, job.settings, json.dumps(dict(job.options), sort_keys=True))
 
 
@@ -85,7 +85,7 @@ def _flat(value: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any
 
 
 class Index:
-    """The stored results by the experiment that they are."""
+    """The stored results, by experiment."""
 
     def __init__(self, cache: Cache):
         self.rows: dict[str, list[tuple[Sizes, dict[str, Any]]]] = {}

@@ -130,7 +130,7 @@ def draw(chart: Chart) -> Drawing:
 
 
 def _fit(made: Drawing, height: float) -> None:
-    """Gives the figure the height at which its axes are this high, in pixels, whatever texts and legends need."""
+    """Sets the figure's height so that its axes are `height` pixels high, beside titles, labels and legends."""
     made.figure.set_figheight(TALL / DPI)
     for _ in range(5):  # one step is exact unless a colour bar takes its share
         made.figure.draw_without_rendering()

@@ -99,7 +99,7 @@ class Run:
         return best(self.ledger, tap, unit)
 
     def why_open(self, tap: str, unit: str) -> str:
-        """Why nothing is certified there."""
+        """The reason why no ε is certified for a tap and a unit."""
         rows = [r for r in self.ledger if (r.tap, r.unit) == (tap, unit) and not r.certified and not claimed(r)]
         if not rows:
             return "there is no account of this run"
@@ -215,7 +215,7 @@ def _accounts(
 
 
 def _stored_account(info: Mapping[str, Any], problems: list[str]) -> list[Row]:
-    """The account that the run stored, for a run whose data or model are needed to compute it and are not here."""
+    """The account stored in the run folder: used where computing it needs data or a model that is not here."""
     result = info.get("result")
     rows = result.get("ledger") if isinstance(result, dict) else None
     try:

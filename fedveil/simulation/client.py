@@ -182,10 +182,10 @@ def _train_batches(
 def _train_microbatches(
     task: Task, inputs: RoundInputs, received: Params, own: ClientInputs, context: RoundContext
 ) -> Local:
-    """The local steps with each batch in micro-batches.
+    """The local steps, with each batch processed in micro-batches.
 
-    For Poisson batches, whose divisor is the nominal size, and where `in_microbatches` holds. Noise and descent are
-    computed in every micro-batch, and kept in the last one of a step.
+    Only for Poisson batches, which are divided by the nominal size, and where `in_microbatches` holds. Noise and descent
+    are computed after every micro-batch, and kept only after the last one of a step.
     """
     batches: Any = own.batches
     nominal = jnp.asarray(task.setting.batch, task.dtype)
@@ -278,7 +278,7 @@ def step(
     observation: OpenTaps = CLOSED,
     draws: StepKeys | None = None,
 ) -> Local:
-    """One local step on one batch. `draws`: `keys_of_step`, where they were derived before for all steps."""
+    """One local step on one batch. `draws`: the step's keys, if the caller has derived those of all steps at once."""
     draws = keys_of_step(task, context, number) if draws is None else draws
     total, loss = batch_gradient(task, local.params, _scaled(task, batch), context, draws, observation)
     return _descend(task, local, total, loss, batch_divisor(task, batch.mask), context, draws, observation)

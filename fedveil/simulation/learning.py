@@ -73,7 +73,7 @@ class Drowning:
 
 
 def drowning(defenses: Sequence[Defense], setting: Setting, values: int) -> Drowning | None:
-    """The mechanism whose noise is longest against its signal, in a model of so many values; None without noise."""
+    """The mechanism with the largest ratio of noise to signal, in a model of `values` parameters; None without noise."""
     found = []
     for defense in defenses:
         for placed in defense.mechanisms(setting):

@@ -463,7 +463,7 @@ class Simulator:
         return found | ({"release": jax.device_get(state.params)} if "release" in taps else {})
 
     def observed_batches(self, number: int, clients: Sequence[int], first: int | None) -> Batches:
-        """The first batches of some clients (None: all), in few shapes."""
+        """The `first` batches of some clients (None: all of them), padded to few shapes: fewer programs to compile."""
         drawn = sampling.draw_batches(self.sampling, self.partition, self.draws, number, Cohort.only(clients), ())
         usual = self.widths[0] if self.sampling.batching == "poisson" else None
         return padded_batches(drawn, first, usual, 32 if parameter_count(self.task) < 100_000 else 8)
@@ -496,12 +496,16 @@ FITS = ((300_000, 10), (2_000_000, 5), (math.inf, 1))  # values of a client, and
 
 
 def auto_chunk(task: Task, dataset: Dataset) -> int:
-    """Clients at once: what fits a CPU core's cache, or a part of a GPU's memory up to 250 clients.
+    """The number of clients in a chunk: as many as fit into a CPU core's cache, or a share of a GPU's memory (at most 250).
 
-    On the CNN an H200 needs 2.65, 2.38, 2.23, 2.21, 2.27, 2.41 µs per client and step with 64, 100, 200, 334, 500, 1000.
-    Two CPU cores need 862, 958, 945 µs with 5, 8, 10 for the CNN, 687, 867, 775 for LeNet, 35, 29, 31 for the MLP. With one
-    local step on one example of `digits` 64 clients at once take a third of the time of 10. Batches of 32 take the CNN 118,
-    131, 170 µs an example with 1, 2, 5; ResNet-20 takes 5.2, 6.6, 7.0 ms. LeNet takes a tenth longer with 2 than with 5.
+    Measured, in µs per client and local step:
+
+    - H200, CNN, chunks of 64, 100, 200, 334, 500, 1000: 2.65, 2.38, 2.23, 2.21, 2.27, 2.41.
+    - Two CPU cores, chunks of 5, 8, 10: CNN 862, 958, 945; LeNet 687, 867, 775; MLP 35, 29, 31.
+
+    Two CPU cores with batches of 32, per example, chunks of 1, 2, 5: CNN 118, 131, 170 µs; ResNet-20 5.2, 6.6, 7.0 ms.
+    LeNet is a tenth slower with 2 than with 5. With one local step on one example of `digits`, chunks of 64
+    take a third of the time of chunks of 10.
     """
     # Per client: parameters, gradients, optimiser and the batch's activations (some 150 values per input value).
     values = 8 * parameter_count(task) + 150 * task.setting.batch * math.prod(dataset.shape)

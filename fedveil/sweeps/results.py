@@ -59,7 +59,7 @@ class Line:
 
     @property
     def leak(self) -> float | None:
-        """The most that any attack got."""
+        """The highest success of any attack; None without an attack."""
         return max((value for value in self.leaks.values() if value is not None), default=None)
 
     def as_dict(self) -> Document:

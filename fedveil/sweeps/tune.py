@@ -1,11 +1,11 @@
-"""`fedveil.tune`: a search for good settings on private data, whose own price in ε is counted.
+"""`fedveil.tune`: a search for good settings on private data, whose own cost in ε is counted.
 
 Choosing the best of several trainings on the same data is one more look at the data. Papernot and Steinke (2022) bound its
 cost: a random number K of trainings is made, each with settings drawn at random from the list, and only the best one is
 released. K is geometric, drawn in secret, and neither printed nor stored; nor are the other trainings' results.
 
 All settings in the list must cost the same ε for one training: learning rates, momentum, clips (noise is a multiple of the
-clip). The ε is that of the released model. Who sees messages during training sees all K trainings: no other tap has an ε.
+clip). The ε is that of the released model. Messages during training show all K trainings, so no other tap has an ε.
 """
 
 from __future__ import annotations

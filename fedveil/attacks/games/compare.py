@@ -117,7 +117,7 @@ def _melis(federation: Federation, images: int) -> Found:
 
 
 def best_guesses(observation: GradientObservation, rules: LocalRules, own: AuxiliaryData) -> np.ndarray:
-    """For each gradient, the index of the attacker's example that is most likely its member [attacks].
+    """For each gradient, the index of the attacker's example that most likely contributed to it [attacks].
 
     Only examples of the class that the attacker infers count; the score is the projection of the update on the example's
     own step.

@@ -37,7 +37,7 @@ class Truth:
         return self.examples[self.classes.index(label)]
 
     def means(self, classes: Sequence[int]) -> np.ndarray:
-        """[classes, ...shape]: what the victim's examples of a class have in common."""
+        """[classes, ...shape]: the mean of the victim's examples of each class."""
         return np.stack([self.of(label).mean(axis=0) for label in classes])
 
 

@@ -99,7 +99,7 @@ def _local(federation: Federation, values: dict[str, Tree], where: Position) -> 
 
 
 def released(federation: Federation, state: ServerState, number: int, where: Position) -> Params:
-    """A copy of the model that goes out after `number` rounds: as published, or as the attacker receives it."""
+    """A copy of the model after `number` rounds: as released, or as the attacker receives it as a client."""
     if where.tap == "release":
         seen = jax.device_get(state.params)
     else:

@@ -105,7 +105,7 @@ class Fleet:
         given: np.ndarray,
         slots: int | None = None,
     ):
-        """`seeds`: of each federation's initial model. `given` [federations, examples]: the rows that each is given.
+        """`seeds`: one for each initial model. `given` [federations, examples]: the dataset rows that each federation gets.
 
         `slots`: clients computed at once, of all federations together.
         """
@@ -276,7 +276,7 @@ class _Clock:
         return not (index and self.limit.left < max(self.longest, 1e-9))
 
     def step(self, index: int) -> None:
-        """A part has made a round."""
+        """Counts one more round of part `index`, and stops the part if time is up or cannot suffice."""
         if self.halt.is_set():  # an interrupt must not wait for the other federations
             raise Interrupted("shadow federations: stopped")
         self.made[index] += 1

@@ -1,10 +1,10 @@
 """The attack of Melis et al. (2019): properties of the examples behind an update, and which records are among them.
 
-The attacker has examples with and without the property. In every round it makes updates from them, on the model that was
-seen, and trains a classifier to tell the two kinds apart; the classifier then scores the update that was seen. It is a
-regularised logistic regression on the whole update. An update has many more values than there are auxiliary updates, so a
-linear rule in the space that these span is all that can be fitted. Each round has its own classifier, because the model
-moves on and updates with it.
+The attacker has examples with and without the property. In every round it computes updates from them on the observed
+model, and trains a classifier to tell the two kinds apart; the classifier then scores the observed update. It is a
+regularised logistic regression on the whole update. An update has many more values than there are auxiliary updates, so
+only a linear rule in the space that they span can be fitted. Each round has its own classifier, because updates change
+with the model.
 
 A record is scored by the cosine of its gradient with the update: examples that were trained on point along it.
 """

@@ -84,7 +84,7 @@ class Problem:
 
 
 def pose(observation: GradientObservation, settings: GradientMatching) -> Problem:
-    """The problem that an observation poses; refuses settings that it cannot serve."""
+    """The optimisation problem for an observation. Raises an error for settings that the observation does not support."""
     if settings.tv > 0 and len(observation.shape) != 3:
         takes = f"is for images; examples have shape {observation.shape}: set it to 0"
         raise ConfigError("attack.tv", settings.tv, takes)

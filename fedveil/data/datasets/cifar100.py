@@ -130,7 +130,7 @@ def _part(planes: Any, labels: Any, name: str) -> Part:
 
 
 def _arrays(parts: Mapping[str, Part], names: list[str]) -> dict[str, np.ndarray]:
-    """What is stored; refused where a label has no name."""
+    """The arrays to store. Raises an error if a label has no name."""
     largest = max(int(part.y.max(initial=-1)) for part in parts.values())
     if min(map(len, parts.values())) == 0 or largest >= len(names):
         raise DataError(f"it holds {len(parts['train'])} images, labels up to {largest} and {len(names)} names")

@@ -161,7 +161,7 @@ class Member:
     # --- the phases
 
     def _share(self, data: bytes) -> bytes:
-        """Phase 2: checks the neighbours' adverts; shares the two secrets among those that this node chose and itself."""
+        """Phase 2: checks the neighbours' adverts, then shares the two secrets among the chosen nodes and this one."""
         message, mine, t = Adverts.decode(data), self._mine(), self.terms.threshold
         self._in_session(message.context)
         for client, given in message.adverts.items():

@@ -44,7 +44,7 @@ class Secrets:
 
 
 def mask_public(secret: bytes) -> bytes:
-    """The public mask key of a secret."""
+    """The public key that belongs to the secret key of a node's masks."""
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 

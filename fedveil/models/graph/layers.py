@@ -127,7 +127,7 @@ def avg_pool(
 
 
 def _bins(side: int, outs: int) -> list[tuple[int, int]]:
-    """The ranges that adaptive pooling takes together."""
+    """The range of inputs that adaptive pooling combines into each output, as (start, end)."""
     return [(i * side // outs, -(-(i + 1) * side // outs)) for i in range(outs)]
 
 
