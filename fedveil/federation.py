@@ -107,7 +107,7 @@ def own_clients(config: Config, dataset: Dataset | None) -> Config:
         return config
     own = int(dataset.train.client.max()) + 1
     if data.clients != own and "clients" in data.model_fields_set:
-        raise ConfigError("data.clients", data.clients, f"the data has {own} clients of its own: leave it out")
+        raise ConfigError("data.clients", data.clients, f"the data already has {own} clients: leave it out")
     return config.model_copy(update={"data": data.model_copy(update={"clients": own, "partition": "own"})})
 
 

@@ -289,7 +289,7 @@ def test_a_seeded_run_keeps_its_epsilon_and_loses_its_certificate():
     seen, made = account(with_train(noise_seed=0))
     assert any(row.certified for row in secret) and not any(row.certified for row in seen)
     says = (
-        "not certified: train.noise_seed makes cohorts, batches and noise reproducible, so whoever has the config knows "
+        "not certified: train.noise_seed makes cohorts, batches and noise reproducible, so anyone with the config knows "
         "the draws"
     )
     for before, after in zip(secret, seen, strict=True):

@@ -31,7 +31,7 @@ OUTSIDE = (
 SIZES = "the clients' data sizes, which weigh their messages, are public"
 FIXED = "the number of clients in a round is public"
 SEEDED = (
-    "not certified: train.noise_seed makes cohorts, batches and noise reproducible, so whoever has the config knows the "
+    "not certified: train.noise_seed makes cohorts, batches and noise reproducible, so anyone with the config knows the "
     "draws"
 )
 ALPHAS = (0.0001, 0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # type I errors of a trade-off curve

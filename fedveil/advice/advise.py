@@ -1,4 +1,4 @@
-"""`fedveil.advise`: a private setting for a federation of a given size, with what it costs and what it stops.
+"""`fedveil.advise`: a private setting for a federation of a given size, with its ε, its accuracy and what attacks got.
 
 The search and the trial run on a public stand-in, so they cost no ε and need nobody's data. The advice is a config whose
 noise the ledger has calibrated, and the figures beside it are those of that config on the stand-in.
@@ -51,7 +51,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Advice:
-    """The advice and its alternatives; or that nothing useful exists, and from where on it does."""
+    """The advice and its alternatives; or, if nothing useful exists, the ε and the number of clients that would do."""
 
     asked: Question
     stand_in: StandIn
@@ -120,7 +120,7 @@ def advise(progress: Say | None = None, **asked: Any) -> Advice:
 
 
 def _impossible(search: Search, best: Found, midpoint: float) -> dict[str, Any] | None:
-    """Why nothing useful exists, and from which ε or number of clients on it does; None where something does."""
+    """The reason why nothing useful exists, and the ε and number of clients that would do; None if something does."""
     if best.accuracy >= midpoint:
         return None
     search.say(
@@ -138,7 +138,7 @@ def _impossible(search: Search, best: Found, midpoint: float) -> dict[str, Any] 
 
 
 def _tried(best: list[Found], search: Search, begun: float) -> list[Option]:
-    """Each choice trained and attacked by the engine, in equal shares of the time that is left, in the order of the search.
+    """Trains and attacks each choice with the engine, best first, in equal shares of the remaining time.
 
     An alternative for which there is no time is left out.
     """

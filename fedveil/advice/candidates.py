@@ -1,8 +1,8 @@
-"""Candidates: settings that a knowledgeable engineer would consider, with the noise that the ledger asks of each.
+"""Candidates: settings that a knowledgeable engineer would consider, each with the noise that the ledger requires.
 
-All are Fed-CDP with one local step, every client in each round, Poisson batches, a flat clip, and momentum at the server.
-One local step is what certifies cohort noise; Poisson batches are what amplifies. They differ in where the noise is
-added, in the features below a linear model, and in clip, learning rate and number of rounds.
+All are Fed-CDP with one local step, every client in each round, Poisson batches, a flat clip, and momentum at the
+server. Cohort noise is certified only with one local step, and Poisson batches amplify privacy. The candidates differ
+in where the noise is added, in the features below a linear model, and in clip, learning rate and number of rounds.
 
 A linear model on fixed features wins at small ε: noise grows with the number of parameters (`beyond/fig-1` compares).
 """
@@ -33,7 +33,7 @@ MAPS = 1 + 2 * ANGLES + ANGLES**2  # scattering features per window and colour
 
 @dataclass(frozen=True)
 class Kind:
-    """What sets candidates apart for a reader."""
+    """Where noise is added, and on which features the model works: the part of a candidate that is shown by name."""
 
     placement: str  # batch, cohort or example
     features: str  # raw or scatter
@@ -56,7 +56,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting."""
+    """One setting of Fed-CDP, with its noise once it is calibrated."""
 
     kind: Kind
     rounds: int
@@ -111,7 +111,7 @@ class Candidate:
         return resolve(from_dict(self.tables(asked)))
 
     def toml(self, asked: Question) -> str:
-        """The config as a file, with what it was made for."""
+        """The config as a TOML file, with comments that say for which federation it is."""
         sums = ", with secure aggregation" if asked.secure_aggregation else ""
         head = [
             f"# {self.kind.says}.",
@@ -133,7 +133,7 @@ class Candidate:
         return Plan(config, checked_defenses(config, setting), setting)
 
     def calibrated(self, asked: Question, epsilon: float | None = None) -> Candidate | None:
-        """With the least noise that keeps ε at the asked tap; None where no noise is certified to."""
+        """The candidate with the least noise that keeps ε at the asked tap; None if no noise has a certificate."""
         start = replace(self, noise=1.0)
         plan = start.plan(asked)
         goal = Goal(asked.epsilon if epsilon is None else epsilon, asked.delta, asked.tap, asked.unit)
@@ -173,7 +173,7 @@ def kinds(asked: Question) -> list[Kind]:
 
 
 def lengths(asked: Question, kind: Kind) -> list[tuple[int, int]]:
-    """(rounds, batch) that one training can afford in the asked time: a batch as large as the rounds leave room for."""
+    """Pairs (rounds, batch) that one training can afford in the asked time: with fewer rounds, a larger batch."""
     width = int(np.prod(shape_of(kind.features, asked.shape)))
     passes = min(WORK * asked.seconds / width, 4e5)  # records that a training reads
     found: dict[tuple[int, int], None] = {}

@@ -1,4 +1,4 @@
-"""What is asked: the size of a federation, the shape of its records, and the ε to keep against whom."""
+"""The question: the size of a federation, the shape of its records, the ε to keep, and against which adversary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search's training: a plain loop over rounds with the distribution of the engine's, for a linear model and one step.
+"""The search's training: a plain loop over rounds, for a linear model and one local step, distributed as the engine's.
 
 One local step of a linear model by all clients is one step on the sum of clipped example gradients, plus noise. The norm of
 an example's gradient is the product of two norms, so a round is two matrix products. A round reads at most `SAMPLE`
@@ -30,7 +30,7 @@ class Records:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the loop needs to know of a setting."""
+    """The numbers of a setting that the loop uses."""
 
     rounds: int
     clip: float

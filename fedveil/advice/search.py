@@ -39,7 +39,7 @@ class Search:
     """Quick trainings on one stand-in."""
 
     def __init__(self, asked: Question, dataset: Dataset, say: Say, seconds: float):
-        """`dataset`: the stand-in without features. `seconds`: for trainings, after which none but the first few begin."""
+        """`dataset`: the stand-in without features. `seconds`: for trainings, after which only a few more begin."""
         self.asked, self.say = asked, say
         self._views, self._records = {"raw": dataset}, dict[str, Records]()
         self._left, self.tried = seconds, 0
@@ -56,7 +56,7 @@ class Search:
         return self._views[features]
 
     def records(self, kind: Kind) -> Records:
-        """The stand-in as this kind of model sees it."""
+        """Training and held-out records of the stand-in, as this kind of model sees them."""
         if kind.features not in self._records:
             rng = np.random.default_rng(0)
             parts = []

@@ -47,7 +47,7 @@ def stand_in(asked: Question) -> StandIn:
     copies = -(-needed // there)
     changed = _enough(changed, needed)
     if copies > 1:
-        notes.append(f"{there:,} records for {needed:,}: each lies at up to {copies} clients")
+        notes.append(f"{there:,} records for {needed:,}: each is held by up to {copies} clients")
     says = f"{found.name} (public)" + "".join(f"; {note}" for note in notes)
     return StandIn(changed, found.name, says, copies)
 

@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Trial:
-    """What a setting did on the stand-in."""
+    """Accuracies of a setting on the stand-in, and what attacks got from its first training."""
 
     accuracies: tuple[float, ...]
     split: str

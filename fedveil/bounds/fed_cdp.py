@@ -94,13 +94,13 @@ def worst_distortion(x: ArrayLike, label: int, rival: int, classes: int, norm: f
 
 
 def chance_kept(radius: float, noise: float, dimension: int) -> float:
-    """A lower bound on the chance that Gaussian noise of deviation `noise` on each weight keeps the decision.
+    """A lower bound on the chance that Gaussian noise on the weights (standard deviation `noise`) keeps the decision.
 
     P(‖ξ‖₂ < radius) = P(χ²_d < (radius / noise)²), for a radius in the 2-norm. The norm of the noise is close to
     noise·√d, so this says nothing once √d exceeds radius / noise, although most directions are harmless.
     """
     if noise < 0:
-        raise ConfigError("noise", noise, "takes a deviation from 0")
+        raise ConfigError("noise", noise, "takes a standard deviation of at least 0")
     if noise == 0:
         return float(radius > 0)
     return float(stats.chi2.cdf((radius / noise) ** 2, dimension))

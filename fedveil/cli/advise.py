@@ -134,5 +134,5 @@ def _print_ledger(option: Option) -> None:
             lines.append(
                 (tap, unit, None if best is None else best.epsilon, "none" if best is None else best.adjacency)
             )
-    title = "Privacy of the advice; images count as records that lie at one client"
+    title = "Privacy of the advice; an image is all its records at one client"
     show.print_table(title, ("tap", "unit", "ε", "adjacency"), lines)

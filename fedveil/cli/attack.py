@@ -24,7 +24,7 @@ def run_attack(
 ) -> None:
     """Runs one attack and prints its result."""
     if run is not None and file is not None:
-        takes = "has a config of its own: leave out FILE, and give [attack] by -s attack.key=value"
+        takes = "already has a config: leave out FILE, and give [attack] by -s attack.key=value"
         raise ConfigError("--run", run, takes)
     chosen: Config | list[str] = settings if run is not None else load(file, settings)
     from fedveil.attacks.orchestrate import attack

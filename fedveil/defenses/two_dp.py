@@ -200,7 +200,7 @@ def averaging_factor(receivers: int, rounds: int) -> float:
     """By how much averaging over rounds lowers z under `distinct` noise, for a contribution to the first round.
 
     In round t a receiver sees the mean model, which has collected t times the mean of the receivers' noises (variance 1/U
-    each), under a noise of its own of variance 1, which in turn enters the next mean. What it learns of a shift that stays
+    each), plus a separate noise of variance 1, which in turn enters the next mean. What it learns of a shift that stays
     in the model is 1ᵀΣ⁻¹1, against 1 for a single noise. Models that learn from what they receive are not in this count.
     """
     import numpy

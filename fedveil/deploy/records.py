@@ -1,8 +1,8 @@
 """Our messages as Flower's records. Imports Flower.
 
-Flower sends every record, array and chunk of a message as an object with requests of its own, and each request costs
-its server 10 to 20 ms of processor time. So a payload travels as one sequence of bytes: within the record of the fields
-if it is small, and otherwise as one array.
+Flower sends every record, array and chunk of a message as a separate object, by separate requests, and each request
+costs its server 10 to 20 ms of processor time. So a payload travels as one sequence of bytes: within the record of the
+fields if it is small, and otherwise as one array.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def _schema(app: FastAPI) -> dict[str, Any]:
 
 
 def _takes(**parts: str) -> dict[str, Any]:
-    """A body with these requests, each by its key, for the schema."""
+    """The schema of a JSON body that holds these requests, each under its key."""
     properties = {key: {"$ref": f"#/components/schemas/{kind}"} for key, kind in parts.items()}
     schema: dict[str, Any] = {"type": "object", "properties": properties}
     schema |= {"required": list(parts)} if len(parts) == 1 else {}
@@ -246,7 +246,7 @@ def _add_tradeoff(app: FastAPI, lab: Lab) -> None:
 
 
 def _known_runs(lab: Lab, document: dict[str, Any]) -> dict[str, Any]:
-    """Measured accuracies on the document's dataset, local runs first; `same`: those with exactly its settings."""
+    """Measured accuracies on the document's dataset, local runs first. `same`: those whose settings are equal."""
     wanted = runs.fingerprint(document)
     points = [*runs.finished(lab.runs), *measured.points()]
     on_dataset = [point for point in points if point["dataset"] == document["data"]["name"]]

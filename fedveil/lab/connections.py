@@ -1,4 +1,4 @@
-"""Connections to the lab: a request must arrive whole, soon; those that do not cannot crowd out the others."""
+"""Connections to the lab: a request must arrive completely within a deadline, so that slow ones cannot block the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 SECONDS = 30.0  # that a request may take to arrive
-MOST = 64  # requests that may be on their way; of more, the oldest is dropped
+MOST = 64  # incomplete requests at a time; with one more, the oldest is dropped
 
 _half_open: OrderedDict[Connection, asyncio.TimerHandle] = OrderedDict()
 
@@ -31,7 +31,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _follow(self) -> None:
-        """Starts the deadline of a request that is not whole, and ends that of one that is."""
+        """Starts the deadline of an incomplete request, and ends it when the request is complete."""
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._whole()
         elif self not in _half_open:

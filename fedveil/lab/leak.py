@@ -53,7 +53,7 @@ def run(documents: list[dict[str, Any]], tell: Tell) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Side:
-    """One side: what the tap shows of the one client, and the truth."""
+    """One side, without or with the defence: what the tap shows of the client, and the true pictures."""
 
     config: Config
     attack: ReconstructionAttack
@@ -73,7 +73,7 @@ def _observe(document: dict[str, Any], draws: Draws) -> _Side:
 
 
 def _stack(seen: list[GradientObservation]) -> GradientObservation:
-    """Observations of the same client under different defences as one; ids recur, so that starts are the same."""
+    """One batch of observations of a client under different defences. Ids recur, so that attacks start alike."""
     own = any(one.own_params for one in seen)
 
     def params(one: GradientObservation) -> Any:
@@ -94,7 +94,7 @@ def _stack(seen: list[GradientObservation]) -> GradientObservation:
 
 
 class _Monitor:
-    """Scores the attacks on their way, reports them, and says when it wants to be called again."""
+    """Scores and reports attacks while they run, and says after how many evaluations to call it next."""
 
     def __init__(self, x: np.ndarray, tell: Tell):
         self.x, self.tell = x, tell
@@ -134,7 +134,7 @@ class _Monitor:
 
 
 def labels_found(right: np.ndarray, truth: np.ndarray, classes: int) -> bool:
-    """Whether labels were found that guessing would hardly hit: at most once in twenty times.
+    """Whether the labels found are better than guesses: as many right at most once in twenty times by chance.
 
     A constant guess is right for all pictures of one class, so the pictures of a class count as one.
     """

@@ -55,7 +55,7 @@ def _within_reach(defense: Document) -> Document:
 
 
 def _named(names: Sequence[str]) -> Any:
-    """A name from a table, as the OpenAPI schema tells it; the tables are checked apart, with "did you mean"."""
+    """A name from a table, for the OpenAPI schema only. Names are checked elsewhere, with "did you mean"."""
     return WithJsonSchema({"type": "string", "enum": list(names)})
 
 

@@ -11,7 +11,7 @@ Document = dict[str, Any]
 
 
 def toml(document: Document) -> str:
-    """The document as a config file: keys of no section first, such as `preset`, and `[defense]` last."""
+    """The document as a config file: keys outside of sections first, such as `preset`, and `[defense]` last."""
     alone = _items({name: value for name, value in document.items() if not isinstance(value, dict)})
     order = sorted(_sections(document), key=lambda name: name == "defense")
     lines = [line for name in order for line in (f"[{name}]", *_items(document[name]), "")]
@@ -19,7 +19,7 @@ def toml(document: Document) -> str:
 
 
 def settings(document: Document) -> list[str]:
-    """The `section.key=value` settings that give the same document, after those of no section, such as `preset=paper`."""
+    """The document as `section.key=value` settings; keys outside of sections, such as `preset=paper`, come first."""
     alone = [f"{n}={_bare(v)}" for n, v in document.items() if not isinstance(v, dict) and v is not None]
     return alone + [
         f"{name}.{key}={_bare(value)}"

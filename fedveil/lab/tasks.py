@@ -36,7 +36,7 @@ def gallery(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]
 
 
 def _in_turn(y: np.ndarray) -> np.ndarray:
-    """The order in which pictures are shown: a dataset that is sorted by class shows one of each class in turn.
+    """The order in which pictures are shown: one of each class in turn, if the dataset is sorted by class.
 
     So faces of several people are seen at once, and a batch holds several of them.
     """
@@ -55,7 +55,7 @@ def upload(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
 
 
 def sized(payload: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
-    """An upload as it is attacked: in the size and the colours of a dataset."""
+    """An upload in the size and colours of a dataset, as it is attacked."""
     shape = _dataset(payload["dataset"]).shape
     height, width, channels = shape
     found = png_uri(pictures.read_upload(folder, payload["upload"], shape))

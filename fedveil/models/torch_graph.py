@@ -94,7 +94,7 @@ def _refuse_mixing(exported: Any) -> None:
     """Refuses batch normalisation by name: its statistics mix examples."""
     for node in exported.graph.nodes:
         if node.op == "call_function" and _op(node) in MIXES:
-            takes = "batch normalisation mixes examples, so no example has a gradient of its own: use GroupNorm"
+            takes = "batch normalisation mixes examples, so there is no gradient of a single example: use GroupNorm"
             raise ConfigError("model", f"{_where(node)}: {_op(node)}", takes)
 
 
@@ -197,7 +197,7 @@ def _check(module: Any, model: GraphModel) -> None:
         raise ConfigError("model", name, takes)
     room = AGREES * max(1.0, float(np.abs(single).max()))
     if together.shape != single.shape or not np.abs(together - single).max() <= room:
-        takes = "gives an example another output in another batch, so no example has a gradient of its own"
+        takes = "gives an example another output in another batch, so there is no gradient of a single example"
         raise ConfigError("model", name, f"{takes}: compute each example by itself")
     ours = np.asarray(jax.jit(model.apply)(model.init(jax.random.key(0)), x))
     apart = float(np.abs(ours - single).max()) if ours.shape == single.shape else math.inf

@@ -628,7 +628,7 @@ RECIPES: tuple[Recipe, ...] = (
         QUALITY,
         f"{SMALLER}; above 32 pixels one face of 64",
         why="the paper's text doubles the filters for larger images (24 channels above 32 pixels); the public code has 256 "
-        "channels there, which is another experiment and has rows of its own",
+        "channels there, which is another experiment and has separate rows",
         chart=Chart("iterations", "pixels per side", "attack iterations"),
     ),
     _fig(

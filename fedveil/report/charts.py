@@ -239,7 +239,7 @@ def roc_chart(
 ) -> Chart:
     """ROC curves of attacks that guess membership, beside chance and the region that each (ε, δ) allows.
 
-    What an attack finds at few false alarms matters most, so both axes can be logarithmic.
+    True positives at a low false positive rate matter most, so both axes can be logarithmic.
     """
     if not curves:
         raise ValueError(f"chart {title!r} has no curves: give at least one")

@@ -83,7 +83,7 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass
 class Drawing:
-    """A figure, and for the artists with these gids what the mouse shows over each of their marks."""
+    """A figure, and the tooltips of its marks by the gid of their artist."""
 
     figure: Figure
     axes: Axes
@@ -206,7 +206,7 @@ def _scales(axes: Axes, frame: Frame, whole: bool = False) -> None:
 
 
 def _holding(values: np.ndarray, log: bool = False) -> tuple[float, float]:
-    """Limits that hold the values: round ones, or with some room on a log axis."""
+    """Axis limits around the values: round numbers, or with a margin on a log axis."""
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         low, high = (low / 2, high * 2) if log else (low - abs(low) / 10, high + abs(high) / 10) if low else (0.0, 1.0)
@@ -394,7 +394,7 @@ def _heat(
 
 
 def _colour_bar(made: Drawing, shades: ScalarMappable, label: str, length: float) -> None:
-    """Which colour stands for which number, with the ticks that fit into this length in pixels."""
+    """A colour bar, with as many ticks as fit into its length in pixels."""
     widest = max(made.width(number(float(end), 3)) for end in shades.get_clim())
     look: dict[str, Any] = {"location": "bottom", "fraction": 0.15, "aspect": length / 10, "shrink": 0.6}
     look["ticks"] = ticker.MaxNLocator(max(1, min(5, int(length / (2 * widest + 12)))), steps=[1, 2, 5, 10])
@@ -429,7 +429,7 @@ def luminance(colour: Sequence[float]) -> float:
 
 
 def _roc(made: Drawing, frame: Frame, curves: Sequence[Points], allowed: Sequence[Allowed]) -> float:
-    """(ε, δ) allows what is below the dashed line of its run; that region is shaded."""
+    """Draws ROC curves, and for each (ε, δ) a dashed line with the region that it allows shaded below."""
     axes, log = made.axes, frame.x_log
     low = EDGE if log else 0.0
     grid = np.geomspace(EDGE, 1.0, 240) if log else np.linspace(0.0, 1.0, 240)
@@ -452,7 +452,7 @@ def _roc(made: Drawing, frame: Frame, curves: Sequence[Points], allowed: Sequenc
 
 
 def _bent(fpr: np.ndarray, tpr: np.ndarray, grid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The curve on the log axes, with points between its own: what is straight on linear axes is bent there."""
+    """The curve for log axes, with points added between its own: a straight line bends there."""
     inside = grid[(grid >= fpr[0]) & (grid <= fpr[-1])]
     x, y = np.append(fpr, inside), np.append(tpr, np.interp(inside, fpr, tpr))
     order = np.lexsort((y, x))

@@ -36,7 +36,7 @@ class Run:
     toml: str
     info: Mapping[str, Any]
     metrics: Sequence[Mapping[str, Any]]
-    rounds: int  # the most that any file of the folder shows
+    rounds: int  # the largest number that a file of the folder shows
     ledger: Sequence[Row]
     over_rounds: Sequence[tuple[int, Sequence[Row]]]  # (rounds, certified rows after them)
     attacks: Sequence[Stored]

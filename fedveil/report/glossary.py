@@ -65,7 +65,7 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def limit(epsilon: float, delta: float) -> str:
-    """What (ε, δ) leaves to an attack that guesses whether a given record was there, in numbers of people."""
+    """The best that (ε, δ) allows an attack that guesses whether a given record was used, in numbers of people."""
     if weak(epsilon, delta):
         return "So large an ε rules out next to nothing: with 1 false alarm in 100, one may find nearly all who were there."
     caught = float(Allowed(epsilon, delta).most(0.01)) * 100

@@ -1,7 +1,7 @@
 """The hazards of differential privacy in practice, as NIST SP 800-226 sorts them, and what a run shows of each.
 
-`held`: the run itself shows that the condition is met. `not held`: the run shows that it is not. `not known`: no file of a
-run can tell, so somebody has to answer it. The wording is ours.
+`held`: the run itself shows that the condition is met. `not held`: the run shows that it is not. `not known`: no file
+of a run shows it, so a person has to answer. The wording is ours.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _composition(run: Run) -> Hazard:
 def _secret(run: Run) -> Hazard:
     name = "Noise and samples are drawn from a secret"
     if run.config.train.noise_seed is not None:
-        return Hazard(name, NOT_HELD, "train.noise_seed is set: whoever has the config can compute the noise")
+        return Hazard(name, NOT_HELD, "train.noise_seed is set: anyone with the config can compute the noise")
     if (run.path / "secret.key").is_file():
         why = "drawn from a secret of the operating system, kept in secret.key: delete it after the last attack"
         return Hazard(name, HELD, why)

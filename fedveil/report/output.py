@@ -124,7 +124,7 @@ def _rounded(found: re.Match[str]) -> str:
 
 
 def _tips(root: ET.Element, tips: Mapping[str, Sequence[str]]) -> None:
-    """What the mouse shows over marks: over each marker of a line, or over a bar as a whole."""
+    """Adds tooltips: one for each marker of a line, or one for a whole bar."""
     groups = {node.get("id"): node for node in root.iter(f"{{{_SVG}}}g")}
     for gid, texts in tips.items():
         marks = [groups[gid]] if gid.startswith("bar-") else list(groups[gid].iter(f"{{{_SVG}}}use")) if texts else []
@@ -133,7 +133,7 @@ def _tips(root: ET.Element, tips: Mapping[str, Sequence[str]]) -> None:
 
 
 def _identify(root: ET.Element, own: str) -> None:
-    """Ids that no other chart of a page has, and only where something refers to them."""
+    """Keeps only ids that something refers to, and prefixes them so that no other chart of a page has them."""
     links = [(n, key) for n in root.iter() for key, value in n.items() if key == "href" or value.startswith("url(#")]
     used = {node.attrib[key].partition("#")[2].rstrip(")") for node, key in links}
     for node, key in links:

@@ -1,6 +1,7 @@
 """What a reader signs: the verdict in one sentence, who is protected against whom, the run to take, and digests.
 
-Every sentence follows from the run folders. What no attack and no certificate touches is called not known, never safe.
+Every sentence follows from the run folders. Where there is neither an attack nor a certificate, the page says not
+known, never safe.
 """
 
 from __future__ import annotations

@@ -142,6 +142,6 @@ def used_words(runs: Sequence[Run]) -> list[str]:
 
 
 def record_exceeds_client(runs: Sequence[Run]) -> bool:
-    """Whether ε for one record is larger than for all of its client somewhere, which needs an explanation."""
+    """Whether some ε for one record exceeds that for all records of a client, which the page then explains."""
     pairs = [(run.best(tap, "example"), run.best(tap, "client")) for run in runs for tap in SHOWN]
     return any(a and b and (a.epsilon or 0.0) > (b.epsilon or 0.0) for a, b in pairs)

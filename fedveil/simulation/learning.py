@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 CONFIDENCE = 0.99  # of the one-sided test by which an accuracy is above chance
-DIVERGED = 3.0  # a loss so many times that of naming all classes as equally likely has diverged
+DIVERGED = 3.0  # a loss above this multiple of that of a uniform guess has diverged
 DROWNED = 0.5  # noise over signal, both summed over all steps, from which on noise is the likely cause
 
 
@@ -36,7 +36,7 @@ def chance_of(labels: np.ndarray | Sequence[int]) -> float:
 
 
 def learned(accuracy: float | None, chance: float, records: int) -> bool:
-    """Whether an accuracy on so many held-out records is above chance, by a one-sided binomial test at 99 %."""
+    """Whether an accuracy on `records` held-out records is above chance: a one-sided binomial test at 99 %."""
     if accuracy is None or not math.isfinite(accuracy) or records < 1:
         return False
     from scipy.stats import binom

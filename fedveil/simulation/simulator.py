@@ -553,7 +553,7 @@ def _padded(a: np.ndarray, missing: int) -> np.ndarray:
 
 
 def block_size(shape: tuple[int, ...]) -> int:
-    """Examples that are evaluated at once: on a CPU so many that their activations stay in its cache.
+    """The number of examples evaluated at once: on a CPU, as many as keep their activations in its cache.
 
     10,000 images of 28×28 take the CNN 0.6 s of processor time in blocks of 50, 2.2 s in blocks of 2,000 (two cores).
     """

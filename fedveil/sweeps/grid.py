@@ -70,7 +70,7 @@ def _short(value: Any) -> str:
 
 
 def cells_of(document: Mapping[str, Any]) -> list[Cell]:
-    """The cells of a document, each checked as far as that is possible without its data."""
+    """The cells of a document. Each is checked as far as possible without loading data."""
     base = {key: value for key, value in document.items() if key != "sweep"}
     asked = document.get("sweep", {})
     if not isinstance(asked, dict):
@@ -164,7 +164,7 @@ def _goals(given: Any) -> Iterator[dict[str, Any]]:
 
 
 def _calibrated(settings: tuple[str, ...], goals: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Values, list[str]]]:
-    """(the ε, the setting that keeps it) for each goal; without goals, or without noise to turn, no such setting."""
+    """(the ε, the setting that keeps it) for each goal; one empty pair without goals or without adjustable noise."""
     config = load(None, list(settings))
     unit = goals[0].get("unit", "example") if goals else "example"
     if not goals or all(defense.dial(unit) is None for defense in config.defense):

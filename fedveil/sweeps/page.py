@@ -50,7 +50,7 @@ def write_files(sweep: Sweep, folder: Path) -> dict[str, str]:
 
 
 def tap_of(sweep: Sweep) -> str:
-    """The tap whose ε is on the axis: the server where any line has an ε there, else the published model."""
+    """The tap whose ε is on the axis: the server if any line has an ε there, else the released model."""
     return "server" if any(line.epsilon.get("server") for line in sweep.lines) else "release"
 
 
@@ -103,13 +103,13 @@ def _series(name: str, group: Sequence[Line], tap: str, leak: bool) -> Series:
 
 
 def _got(group: Sequence[Line]) -> str:
-    """What attacks got at most in these settings, for a legend."""
+    """The highest success of attacks in these settings, as text for a legend."""
     known = [line.leak for line in group if line.leak is not None]
     return f"; attacks got {'at most ' if len(known) > 1 else ''}{_percent(max(known))}" if known else ""
 
 
 def _family(line: Line) -> str:
-    """The values of a line without the strength of its defence: such settings are points of one curve."""
+    """The values of a line except the strength of its defence. Lines of the same family are points of one curve."""
     kept = {
         key: value
         for key, value in line.values.items()

@@ -21,7 +21,7 @@ SHOWN = ("server", "release")  # taps whose ε a table shows
 def epsilon_at(ledger: Sequence[Mapping[str, Any]], tap: str, unit: str = "example") -> float | None:
     """The smallest certified ε at a tap: for presence or absence, else for replacement. None where there is none.
 
-    Where draws follow a seed nothing is certified; then the number that secret draws would certify.
+    If draws follow a seed, nothing is certified: then it is the ε that secret draws would have.
     """
     known = [
         (not row["certified"], row["adjacency"] == "replace", row["epsilon"])
@@ -80,7 +80,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep, as far as it was run."""
+    """The results of a sweep; cells that were not run yet are among them as `waiting`."""
 
     cells: tuple[Document, ...]
     lines: tuple[Line, ...]

@@ -51,7 +51,7 @@ def sweep(
 
 
 def document_of(settings: Settings) -> Mapping[str, Any]:
-    """What a caller's settings say, with their section `sweep`."""
+    """A caller's settings as nested tables, with the section `sweep`."""
     if isinstance(settings, Config):
         raise ConfigError(
             "settings", "a Config", "takes the path of a TOML file or nested dicts: a Config has no lists"

@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best training, and the ε of having chosen it."""
+    """The best training, and the ε of the whole search."""
 
     values: Mapping[str, Any]
     config: Config

@@ -53,7 +53,7 @@ DATASET = DatasetInfo(
     lr=0.1,
     train_sizes=(("fed-cdp", 426), ("cpl", 426), ("dpfl", 426)),
     origin="ships with scikit-learn",
-    note="features are standardised by the means and deviations of the 569 published records, taken as public "
+    note="features are standardised by the means and standard deviations of the 569 published records, taken as public "
     "constants",
     position=20,
 )
