@@ -27,8 +27,14 @@ class Answer:
 
 
 def pytest_sessionstart() -> None:
-    """Programs make many objects that live as long as the process: the collector need not look at them again and again."""
+    """Sets up the process of the tests.
+
+    Programs make many objects that live as long as the process: the collector need not look at them again and again.
+    """
+    from tests import executables
+
     gc.set_threshold(100_000, 20, 50)
+    executables.share()
 
 
 @pytest.hookimpl(tryfirst=True)
