@@ -22,7 +22,6 @@ from fedveil.deploy.secagg.codec import kind_of
 from fedveil.deploy.secagg.errors import Abort
 from fedveil.deploy.secagg.member import Member
 from fedveil.deploy.secagg.messages import Delivery, Survivors, context_of
-from fedveil.deploy.secagg.roster import Roster
 from fedveil.deploy.secagg.terms import Terms
 
 LIVE = 4  # sessions that a node takes part in at once: the oldest is dropped for a fifth
@@ -126,8 +125,3 @@ def of(home: Path) -> Sessions:
 def forget(home: Path) -> None:
     """Drops all sessions of a node, as the end of its process does."""
     _of.pop(home.resolve(), None)
-
-
-def roster_of(home: Path) -> Roster | None:
-    """The node's roster; None if it has none."""
-    return identity.read_roster(home) if (home / identity.ROSTER).exists() else None

@@ -16,7 +16,7 @@ from fedveil.accounting.transcript import FILE
 from fedveil.report.gather import Run
 from fedveil.report.glossary import ADJACENCY, UNIT, delta_text, percent
 from fedveil.report.summary import Point, joined
-from fedveil.report.verdict import HINTS, LEAKS, LIMITED, UNKNOWN, Verdict, guessed_text, rebuilt_text, verdicts
+from fedveil.report.verdict import HINTS, LEAKS, LIMITED, Verdict, guessed_text, rebuilt_text, verdicts
 
 PROTECTED = ("against", "who is protected", "ε", "in the sense of", "largest ε", "in the sense of (largest)", "δ")
 
@@ -208,8 +208,3 @@ def digests(run: Run) -> list[tuple[str, str]]:
         if path.is_file():
             found.append((name, hashlib.sha256(path.read_bytes()).hexdigest()))
     return found
-
-
-def not_known(run: Run) -> list[str]:
-    """Adversaries of whom nothing is known, by no attack and no certificate."""
-    return [one.adversary.name for one in verdicts(run) if one.word == UNKNOWN]

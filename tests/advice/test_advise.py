@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fedveil
+from fedveil.advice import trial
 from fedveil.advice.candidates import Candidate, Kind, kinds, lengths
 from fedveil.advice.question import question
 from fedveil.advice.quick import Recipe, Records, accuracy
@@ -165,6 +166,7 @@ def advice(fedveil_cli, tmp_path_factory):
         patch.setattr("fedveil.advice.standin.IMAGES", ("digits",))
         patch.setattr("fedveil.advice.trial.SEEDS", 2)
         patch.setattr("fedveil.advice.advise.OPTIONS", 2)
+        patch.setitem(trial.ATTACK, "images", 4)
         options = [
             "--clients",
             20,

@@ -16,6 +16,7 @@ from fedveil.deploy import node, sessions
 from fedveil.deploy.account import NodeLedger
 from fedveil.deploy.files import Member
 from fedveil.deploy.messages import Introduction, Payload, ReceivedReply, Reply, Request, Secured
+from fedveil.deploy.secagg import identity
 from fedveil.federation import prepare
 
 SMALL = {
@@ -59,7 +60,8 @@ class InMemory:
     def __init__(
         self, homes: list[Path], spoil: Callable[[Request, Reply, Payload], tuple[Reply, Payload] | None] | None = None
     ) -> None:
-        self.homes, self.spoil, self.keys = homes, spoil, sessions.roster_of(homes[0])
+        self.homes, self.spoil = homes, spoil
+        self.keys = identity.read_roster(homes[0]) if (homes[0] / identity.ROSTER).exists() else None
         self.sent: list[tuple[Request, Payload]] = []
         self.meddle: Callable[[int, Payload], Payload | None] | None = None  # under secure aggregation: client, parts
         self.received: list[tuple[int, Payload]] = []  # under secure aggregation, in the order of arrival
