@@ -84,7 +84,7 @@ def run_demo(settings: list[str], out: str | None, json: bool) -> None:
     for number, (name, federation) in enumerate(ready.items(), 1):
         show.note(f"{number} of {len(ready)}: training, {name}")
         results[name] = _trained(federation, RunFolder.create(study / name))
-        RunFolder(study / name).write_info(note=NOTE)
+        RunFolder(study / name).write_info(note=NOTE, tuned_on_data=not settings)
         show.note(f"{number} of {len(ready)}: attacking, {name}")
         _attack(federation, study / name)
         _guess(study / name)

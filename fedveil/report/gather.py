@@ -90,6 +90,11 @@ class Run:
         return str(result.get("diagnosis") or "") if isinstance(result, dict) else ""
 
     @property
+    def certifies(self) -> bool:
+        """Whether the run has a certificate for anything."""
+        return any(row.certified for row in self.ledger)
+
+    @property
     def account_lost(self) -> bool:
         """Whether rounds were made whose account cannot be computed: then no ε is known, in either direction."""
         return self.rounds > 0 and not self.ledger

@@ -16,6 +16,7 @@ class Adversary:
     tap: str
     name: str
     sees: str
+    short: str  # the name in a table
 
     @property
     def inside(self) -> str:
@@ -26,18 +27,31 @@ class Adversary:
 ADVERSARIES: dict[str, Adversary] = {
     one.tap: one
     for one in (
-        Adversary("server", "The server", "what each client sends, one message at a time (leakage type 0)"),
+        Adversary(
+            "server", "The server", "what each client sends, one message at a time (leakage type 0)", "the server"
+        ),
         Adversary(
             "client",
             "An observer who reads a client's update before it leaves",
             "the same update, on the client's machine (leakage type 1)",
+            "an observer of a client's update",
         ),
         Adversary(
-            "example", "An observer who watches a client train", "the gradient of every single example (leakage type 2)"
+            "example",
+            "An observer who watches a client train",
+            "the gradient of every single example (leakage type 2)",
+            "an observer of a client's training",
         ),
-        Adversary("batch", "An observer of a client's batches", "the gradient of each batch"),
-        Adversary("broadcast", "Any other client", "the model that goes out in every round"),
-        Adversary("release", "A recipient of the final model", "the model after the last round"),
+        Adversary(
+            "batch",
+            "An observer of a client's batches",
+            "the gradient of each batch",
+            "an observer of a client's batches",
+        ),
+        Adversary("broadcast", "Any other client", "the model that goes out in every round", "other clients"),
+        Adversary(
+            "release", "A recipient of the final model", "the model after the last round", "recipients of the model"
+        ),
     )
 }
 SHOWN = (
@@ -64,12 +78,27 @@ STATUS = {
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def limit(epsilon: float, delta: float) -> str:
-    """The best that (ε, δ) allows an attack that guesses whether a given record was used, in numbers of people."""
+GUESSED = {  # what an attack guesses, in the sense of each adjacency
+    "add-remove": "who was there",
+    "zero-out": "whose contribution was counted",
+    "replace": "which of two candidates was there",
+}
+
+
+def limit(epsilon: float, delta: float, adjacency: str = "add-remove") -> str:
+    """The best that (ε, δ) allows an attack that guesses whether a unit was used, in numbers of units."""
     if weak(epsilon, delta):
         return "So large an ε rules out next to nothing: with 1 false alarm in 100, one may find nearly all who were there."
     caught = float(Allowed(epsilon, delta).most(0.01)) * 100
-    return f"Guessing who was there with 1 false alarm in 100, nobody can find more than {number(caught, 2)} in 100."
+    what = GUESSED[adjacency]
+    return f"Guessing {what} with 1 false alarm in 100, nobody can find more than {number(caught, 2)} in 100."
+
+
+def sees(tap: str, sums: bool) -> str:
+    """What the adversary at a tap sees; `sums`: under secure aggregation."""
+    if tap == "server" and sums:
+        return "the sum of what a round's clients send, and no single message (secure aggregation)"
+    return ADVERSARIES[tap].sees
 
 
 def weak(epsilon: float, delta: float) -> bool:

@@ -37,7 +37,7 @@ def hazards(run: Run) -> list[Hazard]:
     return [
         *of_account,
         Hazard("Other releases from the same data are counted", NOT_KNOWN, "a run knows of itself alone"),
-        Hazard("Settings were not tuned on the same data", NOT_KNOWN, "a run does not know what was tried before it"),
+        _tuned(run),
         _secret(run),
         floats,
         Hazard("Run times reveal nothing of the data", NOT_KNOWN, "timing is not measured"),
@@ -107,6 +107,13 @@ def _composition(run: Run) -> Hazard:
         f"the account is of the {number(run.rounds)} rounds that the run recorded, lost and repeated answers included"
     )
     return Hazard(name, HELD, told)
+
+
+def _tuned(run: Run) -> Hazard:
+    name = "Settings were not tuned on the same data"
+    if run.info.get("tuned_on_data"):
+        return Hazard(name, NOT_HELD, "they were: no ε here counts what that gave away")
+    return Hazard(name, NOT_KNOWN, "a run does not know what was tried before it")
 
 
 def _secret(run: Run) -> Hazard:

@@ -23,20 +23,36 @@ import fedveil
 from fedveil.accounting.ledger import Row
 from fedveil.attacks.results import Stored
 from fedveil.data.pixels import png_uri
-from fedveil.report import signing, summary
+from fedveil.report import choice, signing, summary
 from fedveil.report.figures import Figure, figures
 from fedveil.report.gather import Run, claimed, gather
-from fedveil.report.glossary import ADJACENCY, ADVERSARIES, SHOWN, UNIT, Adversary, delta_text, percent
-from fedveil.report.hazards import hazards
+from fedveil.report.glossary import ADJACENCY, ADVERSARIES, SHOWN, UNIT, Adversary, delta_text, percent, sees
+from fedveil.report.hazards import Hazard, hazards
+from fedveil.report.summary import joined
 from fedveil.report.tables import FORBIDDEN, finite, number
-from fedveil.report.verdict import CLASSES, MEANS, guessed_text, rate, rebuilt_text, verdict, verdicts
+from fedveil.report.verdict import (
+    CLASSES,
+    GUESSES,
+    MEANS,
+    area,
+    guess_text,
+    guessed_text,
+    rate,
+    rebuilt_cell,
+    rebuilt_text,
+    verdict,
+    verdicts,
+)
 
 SECTIONS = {
     "answer": "What leaks, to whom",
     "protected": "Who is protected, against whom",
     "set": "What was tried, and what to take",
-    "hazards": "Hazards, and who has to answer for them",
+    "seen": "What an attack saw",
     "sign": "Signature",
+    "appendix": "Appendix",
+    "detail": "In sentences",
+    "hazards": "Hazards, and who has to answer for them",
     "training": "Training",
     "privacy": "Privacy over the rounds",
     "attacks": "Attacks",
@@ -54,20 +70,52 @@ def render(runs: Sequence[Path]) -> str:
 def page(runs: Sequence[Run], drawn: Sequence[Figure] | None = None) -> str:
     """The HTML page for the gathered runs. `drawn`: their figures, if the caller has drawn them already."""
     drawn = figures(runs) if drawn is None else drawn
+    taken = choice.choice(runs)
+    shown = choice.front(runs, taken.run)
+    found = [(run, hazards(run)) for run in runs]
     return templates().get_template("page.html").render(
         runs=runs,
+        shown_runs=shown,
         heading=_heading(runs),
         about=_about(runs),
         warnings=_warnings(runs),
         figures={key: [one for one in drawn if one.section == key] for key in ("set", "training", "privacy", "attacks")},
-        choice=signing.choice(runs),
-        tried=signing.tried(runs),
-        hazards=[(run, hazards(run)) for run in runs],
+        choice=taken,
+        tried=choice.tried(shown),
+        protected=[[run.label, *row] for run in shown for row in signing.protected(run)],
+        protected_header=("run", *signing.PROTECTED),
+        hazards=found,
+        answered=_answered(found),
         date=signing.today(),
+        sums=_sums(runs),
+        kinds=_kinds(runs),
+        front_grids=_front_grids(shown, taken.run),
         picture_grids=_grids(runs),
         attack_rows=[_attack_row(run, one) for run in runs for one in sorted(run.attacks, key=_order)],
         certificates=[_certificates(run) for run in runs],
     )  # fmt: skip
+
+
+def _answered(found: Sequence[tuple[Run, Sequence[Hazard]]]) -> list[str]:
+    """How many hazards are held, not held and not known, for each run."""
+    states = ("held", "not held", "not known by this run")
+    return [
+        f"{run.label}: {joined([f'{sum(one.state == state for one in list_)} {state}' for state in states])}"
+        for run, list_ in found
+    ]
+
+
+def _kinds(runs: Sequence[Run]) -> dict[str, bool]:
+    """Which kinds of attacks were made: some that rebuild examples, some that guess who was a member."""
+    found = [one.document for run in runs for one in run.attacks]
+    members = [one for one in found if area(one) is not None and str(one["attack"]) not in GUESSES]
+    return {"rebuilt": any(rate(one) is not None for one in found), "guessed": bool(members)}
+
+
+def _sums(runs: Sequence[Run]) -> str:
+    """Whether the server sees sums alone: all, some or none of the runs."""
+    secure = [run.config.train.secure_aggregation for run in runs]
+    return "all" if all(secure) else "some" if any(secure) else "none"
 
 
 @lru_cache(maxsize=1)
@@ -81,14 +129,16 @@ def templates() -> jinja2.Environment:
         keep_trailing_newline=True,
         finalize=_printable,
     )
-    made.filters |= {"number": number, "delta": delta_text, "rebuilt": rebuilt_text, "guessed": guessed_text}
+    made.filters |= {"number": number, "delta": delta_text, "rebuilt": rebuilt_text, "cell": rebuilt_cell}
+    made.filters |= {"guessed": guessed_text, "guess": guess_text}
     made.globals |= {"sections": SECTIONS, "classes": CLASSES, "means": MEANS, "unit": UNIT, "adjacency": ADJACENCY}
     made.globals |= {"shown": SHOWN, "adversaries": ADVERSARIES, "verdict": verdict, "verdicts": verdicts}
-    made.globals |= {"certificate_header": CERTIFICATE, "protected_header": signing.PROTECTED, "versions": _versions}
-    made.globals |= {"headline": signing.headline, "protected": signing.protected, "digests": signing.digests}
+    made.globals |= {"certificate_header": CERTIFICATE, "tried_header": choice.TRIED, "versions": _versions}
+    made.globals |= {"headline": signing.headline, "digests": signing.digests, "seal": signing.seal, "sees": sees}
     made.globals["svg"] = lambda chart: Markup(chart.svg())
     for function in (
-        summary.points, summary.measured, summary.costs, summary.used_words, summary.record_exceeds_client
+        summary.points, summary.measured, summary.costs, summary.used_words, summary.record_exceeds_client,
+        summary.holder_too,
     ):  # fmt: skip
         made.globals[function.__name__] = function
     return made
@@ -104,7 +154,7 @@ def _printable(value: object) -> object:
 
 def _heading(runs: Sequence[Run]) -> str:
     if len(runs) == 1:
-        return f"What does this training leak? {runs[0].config.data.name}, {runs[0].label}"
+        return f"What does this training leak? {named(runs[0])}, {runs[0].label}"
     return f"What do these {len(runs)} trainings leak?"
 
 
@@ -114,6 +164,12 @@ def _about(runs: Sequence[Run]) -> str:
     return f"{settings} Made by Fedveil {fedveil.__version__} from {folders}."
 
 
+def named(run: Run) -> str:
+    """The data of a run: a name, or the file or arrays that the user gave."""
+    data = run.config.data
+    return Path(data.file).name if data.name == "file" and data.file else data.name
+
+
 def _described(run: Run) -> str:
     data, train = run.config.data, run.config.train
     steps = f"{train.local_steps} local steps" if train.local_steps != 1 else "one local step"
@@ -121,7 +177,7 @@ def _described(run: Run) -> str:
         steps = f"{train.local_epochs} local epochs"
     batch = "1 example" if train.batch == 1 else f"{train.batch} examples"
     return (
-        f"{data.clients} clients hold {data.name} ({data.partition}); a round takes about {train.per_round} of them, "
+        f"{data.clients} clients hold {named(run)} ({data.partition}); a round takes about {train.per_round} of them, "
         f"{steps} each on batches of {batch}; model {run.config.model.name}."
     )
 
@@ -185,6 +241,30 @@ def _grids(runs: Sequence[Run]) -> list[tuple[Adversary, list[_Grid]]]:
         grids = [_grid(run, one) for run, one in pairs if one.pictures is not None]
         made += [(adversary, grids)] if grids else []
     return made
+
+
+def _front_grids(runs: Sequence[Run], taken: Run | None) -> list[tuple[str, _Grid]]:
+    """Truth and result of the attack that rebuilt most, and of the best on the recommended run, six pictures each."""
+    known = [
+        (rate(one.document) or 0.0, run, one)
+        for run in runs
+        for one in run.attacks
+        if one.pictures is not None and rate(one.document) is not None
+    ]
+    known.sort(key=lambda found: -found[0])
+    chosen = known[:1] + [found for found in known[1:] if found[1] is taken][:1]
+    made = []
+    for _, run, one in chosen:
+        whole = _grid(run, one)
+        tap = str(one.document.get("tap"))
+        who = f"to {ADVERSARIES[tap].inside}" if tap in ADVERSARIES else f"at the tap {tap}"
+        rows = [(name, words, pictures[:FRONT_PICTURES]) for name, words, pictures in (whole.rows[0], whole.rows[-1])]
+        caption = f"{run.label}, {who}: {one.document['attack']} {rebuilt_text(one.document)}"
+        made.append((caption, replace(whole, rows=rows, scores=whole.scores[:FRONT_PICTURES], labels=())))
+    return made
+
+
+FRONT_PICTURES = 6  # in a row of the first pages
 
 
 def _grid(run: Run, attack: Stored) -> _Grid:

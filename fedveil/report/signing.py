@@ -1,4 +1,4 @@
-"""What a reader signs: the verdict in one sentence, who is protected against whom, the run to take, and digests.
+"""What a reader signs: the verdict in a few sentences, who is protected against whom, and digests.
 
 Every sentence follows from the run folders. Where there is neither an attack nor a certificate, the page says not
 known, never safe.
@@ -7,16 +7,16 @@ known, never safe.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from fedveil.accounting.ledger import Row
 from fedveil.accounting.transcript import FILE
 from fedveil.report.gather import Run
-from fedveil.report.glossary import ADJACENCY, UNIT, delta_text, percent
-from fedveil.report.summary import Point, joined
-from fedveil.report.verdict import HINTS, LEAKS, LIMITED, Verdict, guessed_text, rebuilt_text, verdicts
+from fedveil.report.glossary import ADJACENCY, UNIT, delta_text, percent, weak
+from fedveil.report.summary import Point, failure, joined
+from fedveil.report.tables import number
+from fedveil.report.verdict import HINTS, LEAKS, Verdict, guessed_text, rebuilt_text, verdicts
 
 PROTECTED = ("against", "who is protected", "ε", "in the sense of", "largest ε", "in the sense of (largest)", "δ")
 
@@ -30,74 +30,123 @@ def today() -> str:
 
 
 def headline(run: Run) -> Point:
-    """The verdict on one run, in one sentence."""
+    """The verdict on one run, in a few sentences."""
     seen = verdicts(run)
-    return Point(_leaks(seen), f" {_proved(run, seen)}{_learned(run)}")
+    parts = (_finished(run), _proved(run, seen), _learned(run))
+    return Point(_leaks(seen), "".join(f" {part}" for part in parts if part))
+
+
+def _finished(run: Run) -> str:
+    """That a training did not finish, which everything else on it depends on."""
+    if run.status in ("done", "attacked"):
+        return ""
+    made = f"{run.rounds} of {run.planned} rounds were made" if run.planned else f"{run.rounds} rounds were made"
+    return f"The training did not finish: {made}, and all that is said here is about them."
 
 
 def _leaks(seen: Sequence[Verdict]) -> str:
-    leaks = [one for one in seen if one.word == LEAKS]
-    hints = [one.adversary.inside for one in seen if one.word == HINTS]
+    """What attacks got. Adversaries with the same result share a clause."""
+    leaks: dict[str, list[str]] = {}
+    hints: dict[str, list[str]] = {}
+    for one in seen:
+        if one.word == LEAKS and one.rebuilt is not None:
+            leaks.setdefault(rebuilt_text(one.rebuilt.document), []).append(one.adversary.inside)
+        if one.word == HINTS and one.guessed is not None:
+            hints.setdefault(guessed_text(one.guessed.document), []).append(one.adversary.inside)
+    told = []
     if leaks:
-        worst = leaks[0]
-        assert worst.rebuilt is not None
-        told = f"Training examples leak to {joined([one.adversary.inside for one in leaks])}"
-        return f"{told}: an attack {rebuilt_text(worst.rebuilt.document)}."
+        told.append(f"Training examples leak: {_clauses(leaks)}.")
     if hints:
-        first = next(one for one in seen if one.word == HINTS)
-        assert first.guessed is not None
-        return f"Hints leak to {joined(hints)}: an attack {guessed_text(first.guessed.document)}."
-    tried = [one.adversary.inside for one in seen if one.tried]
-    if tried:
-        return f"The attacks that were made by {joined(tried)} found nothing."
+        told.append(f"{'Hints leak too' if leaks else 'Hints leak'}: {_clauses(hints)}.")
+    if told:
+        return " ".join(told)
+    failed: dict[str, list[str]] = {}
+    for one in seen:
+        if one.tried:
+            failed.setdefault(failure(one), []).append(one.adversary.inside)
+    if failed:
+        return f"The attacks that were made got nothing, which proves nothing: {_clauses(failed)}."
     return "No attack was made on this run."
 
 
+def _clauses(groups: Mapping[str, Sequence[str]]) -> str:
+    """ "an attack by A and B rebuilt 3 of 4; an attack by C rebuilt 1 of 4"."""
+    made = []
+    for told, names in groups.items():
+        *first, last = names
+        who = f"{', '.join(first)} or {last}" if first else last
+        made.append(f"an attack by {who} {told}")
+    return "; ".join(made)
+
+
 def _proved(run: Run, seen: Sequence[Verdict]) -> str:
-    limited = [one.adversary.inside for one in seen if one.word == LIMITED]
-    bare = [one.adversary.inside for one in seen if not one.proofs]
+    """Every certificate for a record or a client, and against whom there is none."""
     if run.account_lost:
         return "Its account cannot be computed here, so no ε is known."
     if not any(one.proofs for one in seen):
         return "No ε is certified against anyone." if run.rounds else "No round was made, so there is no ε."
-    told = f"A limit that rules something out is certified against {joined(limited)}." if limited else ""
-    weak = [one.adversary.inside for one in seen if one.proofs and one.word not in (LIMITED, LEAKS, HINTS)]
-    if weak:
-        told += f" Against {joined(weak)} the certified ε is too large to rule anything out."
-    both = [one.adversary.inside for one in seen if one.proofs and one.word in (LEAKS, HINTS)]
-    if both:
-        told += f" Against {joined(both)} an ε is certified, and the attack succeeded within it."
+    told = [_certified(seen, loose) for loose in (False, True)]
+    bare = [one.adversary.inside for one in seen if not one.proofs]
+    if run.config.train.secure_aggregation:
+        told.append("The ε at the server needs secure aggregation, which this run simulates.")
+    if any(one.proofs and one.word in (LEAKS, HINTS) for one in seen):
+        told.append("A certified ε bounds what leaks and does not exclude it.")
     if bare:
-        told += f" Nothing is certified against {joined(bare)}."
-    return told.strip()
+        told.append(f"Nothing is certified against {joined(bare)}.")
+    return " ".join(filter(None, told))
+
+
+def _certified(seen: Sequence[Verdict], loose: bool) -> str:
+    """The certificates that rule something out, or those that do not; equal ones share a clause."""
+    groups: dict[tuple[float, str], list[str]] = {}
+    for one in seen:
+        for row in one.proofs:
+            if weak(row.epsilon or 0.0, row.delta or 0.0) is loose:
+                groups.setdefault((row.epsilon or 0.0, row.unit), []).append(one.adversary.inside)
+    if not groups:
+        return ""
+    told = "; ".join(f"ε = {number(e, 3)} for {UNIT[unit]} against {joined(who)}" for (e, unit), who in groups.items())
+    return f"Certified, but too large to rule anything out: {told}." if loose else f"Certified: {told}."
 
 
 def _learned(run: Run) -> str:
     accuracy = run.scores[0]
     if accuracy is None:
-        return " What the model learned is not known."
+        return "What the model learned is not known."
     if run.learned is False:
-        return f" The model learned nothing: accuracy {percent(accuracy)} is no better than chance."
+        return f"The model learned nothing: accuracy {percent(accuracy)} is no better than chance."
     beside = "" if run.chance is None else f" (chance {percent(run.chance)})"
-    return f" Accuracy {percent(accuracy)}{beside}."
+    blown = " Its loss diverged." if "diverged" in run.diagnosis else ""
+    return f"Accuracy {percent(accuracy)}{beside}.{blown}"
 
 
 # --- who is protected
 
 
+COPIES: dict[tuple[str, ...], str] = {("example", "image"): "one record, also with all its copies"}
+
+
 def protected(run: Run) -> list[list[object]]:
-    """For each adversary and unit with a certificate: the smallest ε, and the largest of all adjacencies that have one."""
-    made: list[list[object]] = []
-    for one in verdicts(run):
-        for unit in ("example", "image", "client"):
+    """The certificates: the smallest ε of a unit, and the largest of all adjacencies that have one.
+
+    Adversaries and units with the same certificates share a row.
+    """
+    groups: dict[tuple[object, ...], dict[str, list[str]]] = {}  # values -> adversary -> units
+    for unit in ("example", "image", "client"):
+        for one in verdicts(run):
             row = run.best(one.tap, unit)
-            if row is None:
-                continue
-            worst = _worst(run, one.tap, unit)
-            names = (ADJACENCY[row.adjacency], ADJACENCY[worst.adjacency])
-            made.append(
-                [one.adversary.name, UNIT[unit], row.epsilon, names[0], worst.epsilon, names[1], delta_text(row.delta)]
-            )
+            if row is not None:
+                worst = _worst(run, one.tap, unit)
+                names = (ADJACENCY[row.adjacency], ADJACENCY[worst.adjacency])
+                key = (row.epsilon, names[0], worst.epsilon, names[1], delta_text(row.delta))
+                groups.setdefault(key, {}).setdefault(one.adversary.short, []).append(unit)
+    made: list[list[object]] = []
+    for values, found in groups.items():
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for name, units in found.items():
+            alike.setdefault(tuple(units), []).append(name)
+        for together, who in alike.items():
+            made.append([joined(who), COPIES.get(together, " and ".join(UNIT[unit] for unit in together)), *values])
     return made
 
 
@@ -112,91 +161,6 @@ def _worst(run: Run, tap: str, unit: str) -> Row:
     return max(least.values(), key=lambda row: row.epsilon or 0.0)
 
 
-# --- the run to take
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The recommended run, if any, and the reasons for and against each."""
-
-    run: Run | None
-    text: str
-
-
-def choice(runs: Sequence[Run]) -> Choice:
-    """Of the runs on the page: the most accurate one that learned, leaked to no attack, and has a limit somewhere."""
-    against = [(run, objections(run)) for run in runs]
-    fit = [run for run, reasons in against if not reasons]
-    if not fit:
-        told = "; ".join(f"{run.label}: {joined(reasons)}" for run, reasons in against)
-        what = "This run is not recommended" if len(runs) == 1 else "None of these runs is recommended"
-        return Choice(None, f"{what}. {told}.")
-    taken = max(fit, key=lambda run: run.scores[0] or 0.0)
-    limited = [one.adversary.inside for one in verdicts(taken) if one.word == LIMITED]
-    rest = [one.adversary.inside for one in verdicts(taken) if one.word != LIMITED]
-    told = (
-        f"{taken.label}, as it was run: accuracy {percent(taken.scores[0] or 0.0)}, limits against {joined(limited)}."
-    )
-    if rest:
-        told += f" It is no answer to {joined(rest)}, who must be trusted or kept out."
-    untried = [one.adversary.inside for one in verdicts(taken) if not one.tried]
-    if untried:
-        told += f" It was not attacked by {joined(untried)}."
-    return Choice(taken, told)
-
-
-def objections(run: Run) -> list[str]:
-    """Why a run cannot be recommended; empty if nothing on the page speaks against it."""
-    seen, found = verdicts(run), []
-    if run.status != "done":
-        found.append("it did not finish")
-    if run.scores[0] is None:
-        found.append("its accuracy is not known")
-    elif run.learned is False:
-        found.append("it learned nothing")
-    elif run.learned is None:
-        found.append("it is not known whether it learned more than chance")
-    leaks = [one.adversary.inside for one in seen if one.word in (LEAKS, HINTS)]
-    if leaks:
-        found.append(f"it leaks to {joined(leaks)}")
-    if run.account_lost:
-        found.append("its account is not known")
-    elif not any(one.word == LIMITED for one in seen):
-        found.append("no certificate rules anything out")
-    return found
-
-
-def tried(runs: Sequence[Run]) -> list[list[object]]:
-    """What was tried: a row for each run, its settings and what came of them."""
-    return [
-        [
-            run.label,
-            ", ".join(f"{k} {v}" for d in run.config.defense for k, v in _keys(d).items()) or "–",
-            None if run.scores[0] is None else percent(run.scores[0]),
-            _epsilon(run, "server"),
-            _epsilon(run, "release"),
-            joined([one.adversary.inside for one in verdicts(run) if one.word in (LEAKS, HINTS)])
-            if any(one.word in (LEAKS, HINTS) for one in verdicts(run))
-            else ("nobody tried" if all(not one.tried for one in verdicts(run)) else "none that was tried"),
-        ]
-        for run in runs
-    ]
-
-
-def _keys(defense: object) -> dict[str, object]:
-    from fedveil.defenses.catalog import resolved
-
-    table = resolved(defense)  # type: ignore[arg-type]
-    return {
-        key: value for key, value in table.items() if key in ("clip", "noise", "epsilon", "placement", "clip_scope")
-    }
-
-
-def _epsilon(run: Run, tap: str) -> float | None:
-    row = run.best(tap, "example")
-    return None if row is None else row.epsilon
-
-
 # --- what is signed
 
 
@@ -208,3 +172,9 @@ def digests(run: Run) -> list[tuple[str, str]]:
         if path.is_file():
             found.append((name, hashlib.sha256(path.read_bytes()).hexdigest()))
     return found
+
+
+def seal(runs: Sequence[Run]) -> str:
+    """One digest of the digests of all runs, for the signature."""
+    lines = [f"{run.path} {name} {digest}" for run in runs for name, digest in digests(run)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedveil.attacks.score import wilson
 from fedveil.report.gather import Run
-from fedveil.report.glossary import SHOWN, STATUS, UNIT, delta_text, limit, percent
+from fedveil.report.glossary import ADJACENCY, SHOWN, STATUS, UNIT, delta_text, limit, percent
 from fedveil.report.tables import number
 from fedveil.report.verdict import (
     HINTS,
@@ -14,9 +15,9 @@ from fedveil.report.verdict import (
     MEANS,
     Verdict,
     guessed_text,
-    rate,
     rebuilt_text,
     tells_apart,
+    verdict,
     verdicts,
 )
 
@@ -48,19 +49,28 @@ def _accuracy(run: Run) -> Point:
         return Point(f"After {after} rounds the accuracy is not a number", f": the training diverged. {status}")
     diverged = " Its loss is not a number: the training diverged." if loss is None else ""
     beside = "" if run.chance is None else f"; naming the most common class always gets {percent(run.chance)}"
-    told = f" of held-out records right ({run.split} part), after {after} rounds{beside}.{diverged} {status}"
+    span = _interval(accuracy, run.info.get("held_out"))
+    told = f" of held-out records right{span} ({run.split} part), after {after} rounds{beside}.{diverged} {status}"
     if run.diagnosis:
         told += f" {run.diagnosis}"
     strong = "No better than chance: accuracy" if run.learned is False else "Accuracy"
     return Point(f"{strong} {percent(accuracy)}", told)
 
 
+def _interval(accuracy: float, records: object) -> str:
+    """The 95 % interval of an accuracy on so many records; empty where their number is not known."""
+    if not isinstance(records, int) or isinstance(records, bool) or records < 1:
+        return ""
+    low, high = wilson(accuracy, records)
+    return f" (95 % interval {100 * low:.0f} to {100 * high:.0f} %)"
+
+
 def _found(seen: Sequence[Verdict]) -> list[Point]:
     """What attacks got; adversaries with the same result share a sentence."""
     groups: dict[tuple[str, str], list[str]] = {}
     for one in seen:
-        if one.rebuilt is not None and rate(one.rebuilt.document):
-            told = f" An attack {rebuilt_text(one.rebuilt.document)} training examples."
+        if one.word == LEAKS and one.rebuilt is not None:
+            told = f" An attack {rebuilt_text(one.rebuilt.document)}."
             groups.setdefault(("Leaks to", told), []).append(one.adversary.inside)
         if one.guessed is not None and tells_apart(one.guessed.document):
             told = f" An attack {guessed_text(one.guessed.document)}."
@@ -70,23 +80,34 @@ def _found(seen: Sequence[Verdict]) -> list[Point]:
 
 def _limits(seen: Sequence[Verdict]) -> list[Point]:
     """What is proved; adversaries with the same certificate share a sentence."""
-    groups: dict[tuple[float, float, str], list[str]] = {}
+    groups: dict[tuple[float, float, str, str], list[str]] = {}
     for one in seen:
         for row in one.proofs:
-            groups.setdefault((row.epsilon or 0.0, row.delta or 0.0, row.unit), []).append(one.adversary.inside)
+            key = (row.epsilon or 0.0, row.delta or 0.0, row.unit, row.adjacency)
+            groups.setdefault(key, []).append(one.adversary.inside)
     return [
         Point(
             f"Proved against {joined(names)}, for {UNIT[unit]}: ε = {number(epsilon, 3)}",
-            f" (δ = {delta_text(delta)}). {limit(epsilon, delta)}",
+            f" (δ = {delta_text(delta)}; {UNIT[unit]} {ADJACENCY[adjacency]}). {limit(epsilon, delta, adjacency)}",
         )
-        for (epsilon, delta, unit), names in groups.items()
+        for (epsilon, delta, unit, adjacency), names in groups.items()
     ]
 
 
 def _failures(seen: Sequence[Verdict]) -> list[Point]:
-    failed = [one.adversary.inside for one in seen if one.tried and one.word not in (LEAKS, HINTS)]
-    told = " That proves nothing by itself: another attack may succeed."
-    return [Point(f"Attacks by {joined(failed)} failed.", told)] if failed else []
+    """The adversaries whose attacks got nothing, with how little the number of tries excludes."""
+    failed = [one for one in seen if one.tried and one.word not in (LEAKS, HINTS)]
+    if not failed:
+        return []
+    got = dict.fromkeys(failure(one) for one in failed)
+    told = f" They {'; '.join(got)}. That proves nothing by itself: another attack may succeed."
+    return [Point(f"Attacks by {joined([one.adversary.inside for one in failed])} failed.", told)]
+
+
+def failure(one: Verdict) -> str:
+    """What the attacks at a tap got that got nothing."""
+    tried = [] if one.rebuilt is None else [rebuilt_text(one.rebuilt.document)]
+    return " and ".join([*tried, *([] if one.guessed is None else [guessed_text(one.guessed.document)])])
 
 
 def _unknown(run: Run, seen: Sequence[Verdict]) -> list[Point]:
@@ -97,6 +118,8 @@ def _unknown(run: Run, seen: Sequence[Verdict]) -> list[Point]:
         found.append(Point(f"Attacks by {joined(untried)} were not tried.", " Nothing is shown, either way."))
     if not run.rounds:
         found.append(Point("No account.", " No round was made, so there is no ε."))
+    elif run.account_lost:
+        found.append(Point("No account.", " It cannot be computed here, so no ε is known."))
     elif unproved:
         found.append(Point(f"Nothing is proved against {joined(unproved)}."))
     return found
@@ -128,11 +151,18 @@ def costs(runs: Sequence[Run]) -> list[str]:
     lines = []
     for run, accuracy in known:
         if run is not top:
-            leaks = [one.adversary.inside for one in verdicts(run) if one.word == LEAKS]
-            tells = f"still leaks to {joined(leaks)}" if leaks else "no attack tried here rebuilt anything"
             points = f"{100 * (most - accuracy):.0f} points of accuracy"
-            lines.append(f"{run.label} costs {points} against {top.label}; {tells}.")
+            lines.append(f"{run.label} costs {points} against {top.label}; {_still(verdicts(run))}.")
     return lines
+
+
+def _still(seen: Sequence[Verdict]) -> str:
+    """What is left to attacks."""
+    leaks = [one.adversary.inside for one in seen if one.word == LEAKS]
+    if leaks:
+        return f"still leaks to {joined(leaks)}"
+    rebuilds = any(one.rebuilt is not None for one in seen)
+    return "no attack tried here rebuilt anything" if rebuilds else "no attack that rebuilds examples was tried"
 
 
 def used_words(runs: Sequence[Run]) -> list[str]:
@@ -145,3 +175,8 @@ def record_exceeds_client(runs: Sequence[Run]) -> bool:
     """Whether some ε for one record exceeds that for all records of a client, which the page then explains."""
     pairs = [(run.best(tap, "example"), run.best(tap, "client")) for run in runs for tap in SHOWN]
     return any(a and b and (a.epsilon or 0.0) > (b.epsilon or 0.0) for a, b in pairs)
+
+
+def holder_too(runs: Sequence[Run]) -> bool:
+    """Whether an attack on the final model got something, which concerns all who hold it or its predecessors."""
+    return any(verdict(run, "release").word in (LEAKS, HINTS) for run in runs)

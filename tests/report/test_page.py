@@ -156,8 +156,11 @@ def test_page_answers_first(page):
         "What leaks, to whom",
         "Who is protected, against whom",
         "What was tried, and what to take",
-        "Hazards",
+        "What an attack saw",
         "Signature",
+        "Appendix",
+        "In sentences",
+        "Hazards",
         "Training",
         "Privacy over the rounds",
         "Attacks",
@@ -227,7 +230,11 @@ def test_stopped_killed_and_empty_runs(tmp_path):
     for name in ("metrics.jsonl", "run.json"):
         (bare / name).unlink()
     text = Reader(render([bare])).text
-    assert "Accuracy was never measured" in text and "No account." in text and "No attack is kept" in text
+    assert (
+        "Accuracy was never measured" in text
+        and "No account." in text
+        and "No attack was made that the folder keeps" in text
+    )
 
 
 def test_numbers_that_are_none(tmp_path):
@@ -304,7 +311,8 @@ def test_pictures_are_the_pixels_that_were_kept(study, page):
     truth = next(one.pictures for one in kept if one.pictures is not None).truth
     found = [base64.b64decode(part) for part in re.findall(r"base64,([^\"]+)", page)]
     images = [np.asarray(Image.open(io.BytesIO(data))) for data in found]
-    assert len(images) == 6  # two of truth, step and result each
+    assert len(images) == 4 + 6  # two of truth and result on the first pages, two of truth, step and result below
+    np.testing.assert_array_equal(images[4], images[0])
     np.testing.assert_array_equal(images[0], (truth[0, ..., 0] * 255).round())
     assert "SSIM" in page and "3→3" in page and "4→9" in page
 

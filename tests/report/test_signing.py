@@ -14,8 +14,10 @@ from test_page import GUESS, Reader, document, folder
 
 from fedveil.attacks import results
 from fedveil.report import hazards, registry, signing
+from fedveil.report.choice import choice
 from fedveil.report.gather import expanded, gather
 from fedveil.report.page import render
+from fedveil.report.verdict import OPEN, verdict
 from fedveil.report.write import report
 
 CDP = ("defense.name=fed-cdp", "defense.noise=60", "defense.clip_scope=flat")
@@ -37,7 +39,7 @@ def test_a_run_without_attacks_says_so_and_claims_nothing_found(tmp_path):
     line = signing.headline(run)
     assert line.strong == "No attack was made on this run." and "No ε is certified against anyone." in line.rest
     text = Reader(render([run.path])).text
-    assert "Nobody is protected by a certificate." in text
+    assert "nobody is protected by a certificate." in text
     for untrue in ("failed", "found nothing", "Training examples leak", "Attacks by"):
         assert untrue not in text.split("Training ")[0]
     assert "nobody tried" in text
@@ -47,7 +49,10 @@ def test_one_failed_attack_is_told_of_its_adversary_alone(tmp_path):
     path = folder(tmp_path / "a")
     results.save(path, {"name": "cpl"}, document("server", 0.0))
     (run,) = gather([path])
-    assert signing.headline(run).strong == "The attacks that were made by the server found nothing."
+    assert signing.headline(run).strong == (
+        "The attacks that were made got nothing, which proves nothing: "
+        "an attack by the server rebuilt 0 of 16 (95\u00a0% interval 0 to 19\u00a0%)."
+    )
     assert state(run, "Nobody has to be trusted") == hazards.NOT_HELD
 
 
@@ -56,9 +61,9 @@ def test_a_leak_comes_first_also_where_a_certificate_is_there(tmp_path):
     results.save(path, {"name": "cpl"}, document("server"))
     (run,) = gather([path])
     line = signing.headline(run)
-    assert line.strong.startswith("Training examples leak to the server: an attack rebuilt 12 of 16")
-    assert "Against the server an ε is certified, and the attack succeeded within it." in line.rest
-    assert signing.choice([run]).run is None and "it leaks to the server" in signing.choice([run]).text
+    assert line.strong.startswith("Training examples leak: an attack by the server rebuilt 12 of 16")
+    assert "A certified ε bounds what leaks and does not exclude it." in line.rest
+    assert choice([run]).run is None and "it leaks to the server" in choice([run]).text
 
 
 def test_hints_are_named_with_their_attack(tmp_path):
@@ -66,12 +71,13 @@ def test_hints_are_named_with_their_attack(tmp_path):
     results.save(path, {"name": "loss-threshold"}, GUESS)
     (run,) = gather([path])
     strong = signing.headline(run).strong
-    assert strong.startswith("Hints leak to a recipient of the final model: an attack guesses which records")
+    assert strong.startswith("Hints leak: an attack by a recipient of the final model guesses which records")
 
 
 def test_a_stopped_run_is_accounted_for_its_own_rounds_and_not_recommended(tmp_path):
     (run,) = gather([known(folder(tmp_path / "a", *CDP, rounds=7, status="stopped"))])
-    assert signing.choice([run]).run is None and "it did not finish" in signing.choice([run]).text
+    assert choice([run]).run is None and "it did not finish" in choice([run]).text
+    assert "The training did not finish: 7 of 12 rounds were made" in signing.headline(run).rest
     assert "Certified, after 7 rounds" in Reader(render([run.path])).text
     none = folder(tmp_path / "b", *CDP, rounds=0, status="running")
     assert "No round was made, so there is no ε." in signing.headline(gather([none])[0]).rest
@@ -86,31 +92,79 @@ def test_a_run_whose_account_is_lost_is_called_unknown_and_not_unprotected(tmp_p
     assert run.account_lost and "no ε is known" in signing.headline(run).rest
     for name in ("ε is small", "δ is far", "The unit", "Nobody has to be trusted", "Losses of all", "Noise is drawn"):
         assert state(run, name) == hazards.NOT_KNOWN
-    assert "its account is not known" in signing.choice([run]).text
+    assert "its account is not known" in choice([run]).text
     text = Reader(render([path])).text
-    assert "who is protected is not known" in text and "Nobody is protected" not in text
+    assert "who is protected is not known" in text and "nobody is protected" not in text
+    assert "nothing proved" not in text and "not known (there is no account" in text
 
 
 def test_protected_rows_are_the_ledgers_smallest_and_largest(tmp_path):
     (run,) = gather([folder(tmp_path / "a", *CDP)])
     rows = {(row[0], row[1]): row for row in signing.protected(run)}
-    row = rows["The server", "one record"]
+    row = next(row for (who, unit), row in rows.items() if "the server" in who and unit.startswith("one record"))
     here = [r for r in run.ledger if r.certified and (r.tap, r.unit) == ("server", "example")]
     assert {r.adjacency for r in here} >= {"replace"}
     assert row[2] == min(r.epsilon for r in here if r.adjacency != "replace")
     assert row[4] == max(r.epsilon for r in here) > row[2] and row[5] == "replaced by any other"
 
 
-def test_the_recommended_run_learned_leaked_to_nobody_and_is_limited(tmp_path):
+def test_the_recommended_run_learned_was_attacked_and_is_limited(tmp_path):
     bare, good = known(folder(tmp_path / "bare")), known(folder(tmp_path / "good", *CDP))
     results.save(bare, {"name": "cpl"}, document("server"))
-    taken = signing.choice(gather([bare, good]))
-    assert taken.run is not None and taken.run.path == good and "It was not attacked by the server" in taken.text
+    assert choice(gather([bare, good])).run is None  # nobody has attacked it
+    results.save(good, {"name": "cpl"}, document("client", 0.0))
+    taken = choice(gather([bare, good]))
+    assert taken.run is not None and taken.run.path == good
+    assert "No attack by the server, an observer who watches a client train" in taken.text
+    assert "It costs 0 points of accuracy against training without a defence." in taken.text
+    assert "What it costs is not known" in choice(gather([good])).text
     known(good, chance=0.93)
-    taken = signing.choice(gather([bare, good]))
+    taken = choice(gather([bare, good]))
     assert taken.run is None and "fed-cdp: it learned nothing" in taken.text
     text = Reader(render([bare, good])).text
     assert "None of these runs is recommended" in text and "Recommended:" not in text
+
+
+def test_a_leak_inside_a_client_is_a_condition_and_one_outside_an_objection(tmp_path):
+    good = known(folder(tmp_path / "good", *CDP))
+    results.save(good, {"name": "cpl"}, document("example"))
+    taken = choice(gather([good]))
+    assert taken.run is not None and "against the server" in taken.text
+    results.save(good, {"name": "cpl"}, document("server", 0.2))
+    assert choice(gather([good])).run is None
+
+
+def test_no_more_than_a_guess_is_no_leak_and_messages_are_what_was_tried(tmp_path):
+    """299 examples in 4 messages are four tries: they say little of the next message."""
+    path = folder(tmp_path / "a")
+    results.save(path, {"name": "cpl"}, document("server", 0.25, guess_rate=0.3))
+    results.save(path, {"name": "cpl"}, document("client", 0.0, images=299, victims=4))
+    (run,) = gather([path])
+    assert verdict(run, "server").word == verdict(run, "client").word == OPEN
+    strong = signing.headline(run).strong
+    assert "rebuilt 4 of 16 (95\u00a0% interval 10 to 49\u00a0%), no more than a guess gets" in strong
+    assert "rebuilt 0 of 299 examples in 4 messages (95\u00a0% interval 0 to 49\u00a0%)" in strong
+    cut = {"planned": 8, "unfinished": 2, "not_started": 1}
+    results.save(path, {"name": "cpl"}, document("client", 0.0, attacks=cut))
+    assert "3 of 8 attacks not finished" in signing.headline(*gather([path])).strong
+
+
+def test_the_first_pages_show_four_runs_and_the_appendix_all(tmp_path):
+    paths = [folder(tmp_path / f"r{n}", *(CDP if n else ()), rounds=2) for n in range(6)]
+    text = Reader(render(paths)).text
+    first, rest = text.rsplit(" Appendix In sentences", 1)
+    assert "4 of 6 runs are in the tables of these first pages" in first
+    assert [f"fed-cdp (r{n})" in first.split("Accuracy on held-out records")[1] for n in range(1, 6)].count(True) == 3
+    assert choice(gather(paths)).text.count("no attack was made on it") == 4
+    assert all(f"fed-cdp (r{n}) Accuracy" in rest for n in range(1, 6))
+
+
+def test_the_command_of_a_run_that_is_not_recommended_is_one(tmp_path, fedveil_cli):
+    """It names the run's own size, and every option is one of `fedveil advise`."""
+    taken = choice(gather([folder(tmp_path / "a", "data.per_client=24")]))
+    assert taken.next == "fedveil advise --clients 20 --records 24 --data digits --epsilon 3"
+    answer = fedveil_cli(*taken.next.split()[1:], "--seconds", "0", cwd=tmp_path)
+    assert answer.code == 2 and "--seconds" in answer.err  # all that stands before was read
 
 
 def test_nothing_is_advised_that_was_not_tried(tmp_path):
