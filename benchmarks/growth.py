@@ -132,6 +132,7 @@ def size(model: str, axis: str, point: Point) -> int:
 def _round(model: str, point: Point) -> Turn:
     case = replace(rounds.CASES[model], batch=point.batch)
     chosen: dict[str, object] = {
+        "preset": "paper",
         "data": {"partition": "iid", "clients": point.clients, "per_client": point.held},
         "model": {"name": case.model} | ({"hidden": [point.hidden]} if case.model == "mlp" else {}),
         "train": {

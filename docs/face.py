@@ -25,6 +25,7 @@ FACE = 2  # which of the attacked faces is shown
 # Both attacks see the update of one local step on one face. Fed-CDP would draw Poisson batches by default; a fixed
 # cohort and shuffled batches give both attacks the same victim.
 SETTINGS = (
+    "preset=paper",  # σ = 6, C = 4, noise on each example
     "data.name=lfw",
     "data.min_images=14",
     "attack.images=4",

@@ -11,6 +11,8 @@ import pytest
 from benchmarks import round as bench
 from benchmarks.peers import flower_round, opacus, torch_nets, torch_round
 from benchmarks.peers.private_step import PrivateStep
+from fedveil.config import from_dict, resolve
+from fedveil.defenses import presets
 from fedveil.mechanisms.clip import clip_examples
 from fedveil.models.catalog import ModelConfig, build
 from fedveil.simulation.client import cross_entropy
@@ -23,6 +25,14 @@ def mlp(monkeypatch):
     """Only the MLP, with 6 client iterations in a turn."""
     monkeypatch.setattr(bench, "DEEP", {})
     monkeypatch.setattr(bench, "CASES", {"mlp": replace(bench.CASES["mlp"], work=6)})
+
+
+def test_our_side_clips_and_adds_noise_as_its_peers_do(monkeypatch):
+    monkeypatch.setattr(presets, "DEFAULT", "fedveil")  # as outside of tests
+    config = resolve(from_dict(bench.settings_of(bench.CASES["mlp"], 3, 2, bench.PRIVATE, "shuffle")))
+    (ours,) = config.defense
+    assert (ours.clip, ours.noise, ours.clip_scope, ours.placement) == (bench.CLIP, bench.NOISE, "layerwise", "example")
+    assert (config.train.lr, config.train.server_momentum, config.train.sampling) == (bench.LR, 0.0, "fixed")
 
 
 def test_rows_compare_the_sides_they_name(monkeypatch, mlp):
