@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow lint unit docs notebooks setup dev lock release clean
+.PHONY: demo test slow lint unit quick rounding docs notebooks setup dev lock release clean
 
 setup: $(VENV)/.installed
 dev: $(VENV)/.installed-dev
@@ -41,14 +41,20 @@ QUICK := --xla_cpu_multi_thread_eigen=false --xla_cpu_parallel_codegen_split_cou
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 unit: dev
+	$(MAKE) -j2 quick rounding
+
+quick: dev
 	flags="$$XLA_FLAGS $(QUICK)"; \
 	XLA_FLAGS="$$flags" $(BIN)/python -c "import jax; jax.devices()" 2>/dev/null || flags="$$XLA_FLAGS"; \
 	XLA_FLAGS="$$flags" $(PYTEST) -m "not slow and not codegen"
-	$(PYTEST) -m "codegen and not slow" $$(grep -rlF mark.codegen tests --include='test_*.py')
 
-# Linter and type checker run beside the tests: the type checker uses one core only.
+# Few tests: one process, beside the others.
+rounding: dev
+	$(BIN)/python -m pytest -m "codegen and not slow" $$(grep -rlF mark.codegen tests --include='test_*.py')
+
+# Linter and type checker run beside the tests, then the tests of rounding: each uses one core only.
 test: dev
-	$(MAKE) -j2 lint unit
+	$(MAKE) -j2 quick lint rounding
 
 # The documentation site, in build/site. The notebooks are executed first; a warning of mkdocs is an error.
 $(VENV)/.installed-docs: $(VENV)/.installed-dev requirements/docs.txt

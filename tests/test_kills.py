@@ -422,6 +422,19 @@ def test_links_are_replaced_and_not_followed(federation, ended, prepared, tmp_pa
 # --- two writers
 
 
+def test_a_second_training_or_attack_is_refused(ended, tmp_path, fedveil_cli):
+    run = tmp_path / "run"
+    shutil.copytree(ended, run)
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    with files.locked(run):
+        for arguments in (("train", "--resume", run), ("attack", "--run", run, *ATTACK)):
+            answer = fedveil_cli(*arguments, cwd=tmp_path)
+            told = f"{run} is in use by process {os.getpid()}: wait until it has ended, or stop it"
+            one_sentence(answer, told)
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+@pytest.mark.slow  # two processes; the same refusals by a lock of this process are above
 def test_a_second_writer_is_refused_with_the_first_ones_id(whole, environment, tmp_path, fedveil_cli):
     """Two trainings in one folder once showed an ε that none of them had."""
     run = tmp_path / "run"

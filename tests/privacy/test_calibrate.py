@@ -5,6 +5,7 @@ import math
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -129,6 +130,7 @@ def test_a_budget_stops_before_it_is_exceeded_killed_and_resumed_or_not(fedveil_
     process = subprocess.Popen([sys.executable, "-c", slowly, "train", *given, "--out", str(run)], cwd=tmp_path)
     while not (run / "checkpoint.npz").exists():
         assert process.poll() is None
+        time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
     killed = json.loads(fedveil_cli("ledger", run, "--json", "--all", "--accountant", "pld", cwd=tmp_path).out)
