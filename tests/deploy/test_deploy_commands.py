@@ -20,7 +20,7 @@ from fedveil.deploy import commands
 from fedveil.deploy.account import ADJACENT, Entry, NodeLedger, Use, total
 from fedveil.deploy.bundle import bundle, digest
 from fedveil.deploy.files import Federation, Member, Plan, fingerprint, init, read_federation, roster
-from fedveil.deploy.limits import Limits, read_node
+from fedveil.deploy.limits import Limits, Refused, read_node
 from fedveil.deploy.node import smallest_multiplier
 
 FEDERATION = Federation(Path("/f"), "server.example", 9092, 3, control=9093)
@@ -154,6 +154,23 @@ def test_limits_come_from_the_config_that_the_owner_names(tmp_path: Path, noise:
     else:
         assert z is not None and limits.multiplier == pytest.approx(z, rel=1e-3) and limits.multiplier <= z
     assert read_federation(made.folder).records == 60
+
+
+def test_nodes_for_test_mode_have_no_budget_that_refuses_it(tmp_path: Path) -> None:
+    """A round in test mode has no certificate, so every budget would refuse it; other limits stay."""
+    without = {unit: dict.fromkeys(ADJACENT) for unit in ("example", "client")}
+    for test in (True, False):
+        made = Federation(tmp_path / str(test), "server.example", 9092, 1)
+        init(made, Plan(test=test))
+        node = read_node(made.node(0))
+        assert node.test is test and node.limits.unaccounted is test and not node.limits.missing
+        assert node.limits.multiplier == 1.0 and (node.limits.epsilon is None) is test
+        ledger = NodeLedger(made.node(0))
+        if test:
+            ledger.spend(Entry("1", 0, "d", without, "now"), node.limits)
+        else:
+            with pytest.raises(Refused, match="over budget"):
+                ledger.spend(Entry("1", 0, "d", without, "now"), node.limits)
 
 
 def test_certificates_and_keys_are_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
