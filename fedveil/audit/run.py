@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,13 +18,14 @@ from fedveil.audit.certificate import taps_to_audit
 from fedveil.audit.noise_tests import NoiseTests
 from fedveil.audit.rows import AuditRow
 from fedveil.audit.shared import Audit, Progress, Sizes
-from fedveil.config import Defenses, Settings
+from fedveil.config import Config, Defenses, Settings, from_dict, of_run
 from fedveil.core.errors import ConfigError, did_you_mean, unknown_name
 from fedveil.core.setting import Setting
 from fedveil.core.system import Rows
 from fedveil.core.taps import CHAIN, NODE_UNITS
 from fedveil.federation import Arrays, Federation, federation
 from fedveil.models.net import Model
+from fedveil.runs import RunFolder
 from fedveil.simulation.client import Task
 
 METHODS = ("noise", "one-run", "f-dp", "trials")
@@ -59,6 +61,7 @@ class Options:
 def audit(
     settings: Settings | Federation = None,
     *,
+    run: str | Path | None = None,
     defense: Defenses | None = None,
     data: Arrays | None = None,
     model: Model | None = None,
@@ -67,7 +70,8 @@ def audit(
 ) -> Rows[AuditRow]:
     """Audits the defences of a config: tests of the executed noise, and lower bounds on ε by canaries.
 
-    `settings`, `defense`, `data`, `model`: as in `fedveil.federation`; or a federation that is ready. `progress`: called
+    `settings`, `defense`, `data`, `model`: as in `fedveil.federation`; or a federation that is ready. `run`: a run folder,
+    whose config and model are audited: also a model that was given from Python, if the run keeps it. `progress`: called
     with a line for each stage. Options: `tap`, `unit`, `methods` (of noise, one-run, f-dp, trials), `trials`, `canaries`,
     `seeds`, `confidence`, `delta`, `rounds`, `steps`; `fedveil.audit.run.Options` has their defaults. The rows say which
     tests alarm and which bounds exceed their certificate; `fedveil.audit.check_certificates` raises for them.
@@ -76,6 +80,10 @@ def audit(
     tell = progress or (lambda text: None)
     tell("preparing the federation")
     ready = settings
+    if run is not None:
+        if settings is not None or defense is not None:
+            raise ConfigError("run", str(run), "a run has its own config: leave settings and defense out")
+        ready, model = _of_run(Path(run), model)
     if not isinstance(ready, Federation):
         ready = federation(ready, defense=defense, data=data, model=model)
     simulator = ready.simulator
@@ -88,6 +96,13 @@ def audit(
         if bounds:
             rows += Bounds(made).rows(_observers(task, asked.tap, asked.unit), bounds, "noise" in asked.methods)
         return Rows(rows)
+
+
+def _of_run(path: Path, model: Model | None) -> tuple[Config, Model | None]:
+    """The config of a run, and the caller's own model that it was trained with, if any."""
+    folder = RunFolder.open(path)
+    folder.check_config()
+    return from_dict(of_run(folder.config)), folder.own_network("run") if model is None else model
 
 
 def _options(given: dict[str, Any]) -> Options:

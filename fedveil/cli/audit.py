@@ -10,16 +10,20 @@ from fedveil.audit.run import METHODS, audit
 from fedveil.cli import show
 from fedveil.cli.options import AuditOptions
 from fedveil.config import load
+from fedveil.core.errors import ConfigError
 
 BOUNDS = ("method", "unit", "tap", "ε at least", "certified", "", "if broken", "score", "seconds")
 TESTS = ("test", "unit", "tap", "on", "result", "p", "", "where")
 
 
 def run_audit(file: str | None, settings: list[str], options: AuditOptions, json: bool) -> None:
-    """Audits a config and prints the rows; fails where a bound is above its certificate or a test alarms."""
+    """Audits a config or a run and prints the rows; fails where a bound is above its certificate or a test alarms."""
     given = asdict(options)
-    method = given.pop("method")
-    rows = audit(load(file, settings), progress=show.note, methods=(method,) if method else METHODS, **given)
+    method, run = given.pop("method"), given.pop("run")
+    if run is not None and (file is not None or settings):
+        raise ConfigError("--run", run, "a run has its own config: leave the file and -s out")
+    asked = None if run is not None else load(file, settings)
+    rows = audit(asked, run=run, progress=show.note, methods=(method,) if method else METHODS, **given)
     if json:
         show.print_json(rows.as_dict())
     else:

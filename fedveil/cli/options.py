@@ -66,6 +66,7 @@ class GoalOptions:
 class AuditOptions:
     """What `fedveil audit` tests, how, and at what size."""
 
+    run: Annotated[str | None, Option("--run", help="Audit the training of this run folder.")] = None
     tap: Annotated[str | None, Option("--tap", help="Where the adversary stands (default: behind each noise).")] = None
     unit: Annotated[str | None, Option("--unit", help="example or client (default: both).")] = None
     method: Annotated[str | None, Option("--method", help="noise, one-run, f-dp or trials (default: all).")] = None

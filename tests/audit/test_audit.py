@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 from mutations import MLP, federation, noise_halved
 
+import fedveil
 from fedveil import audit
 from fedveil.accounting import statistics
 from fedveil.audit import certificate as certificates
@@ -222,3 +223,24 @@ def test_the_command_prints_rows_and_fails_on_an_alarm(patch, fedveil_cli, tmp_p
     broken = fedveil_cli(*arguments, "--json", cwd=tmp_path)
     assert broken.code == 1 and "the noise is not what is declared" in broken.err
     assert any(row["alarm"] and row["caught_by"] for row in json.loads(broken.out))
+
+
+def test_a_run_is_audited_with_its_own_config_and_nothing_else(tmp_path, fedveil_cli):
+    settings = {
+        "data": {"clients": 6, "per_client": 20},
+        "model": {"name": "logistic"},
+        "train": {"rounds": 1, "local_steps": 1, "per_round": 3},
+        "defense": {"name": "fed-sdp", "placement": "client", "noise": 3.0, "clip_scope": "flat"},
+    }
+    run = tmp_path / "run"
+    fedveil.train(settings, out=run)
+    rows = audit(run=run, unit="client", methods=("noise",))
+    assert {row.multiplier for row in rows} == {3.0} and not any(row.alarm for row in rows)
+    with pytest.raises(ConfigError, match="a run has its own config"):
+        audit(settings, run=run)
+    refused = fedveil_cli("audit", "--run", run, "-s", "defense.noise=1", cwd=tmp_path)
+    assert refused.code == 2 and "--run" in refused.err and "leave the file and -s out" in refused.err
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(info | {"own_model": True}))
+    told = fedveil_cli("audit", "--run", run, cwd=tmp_path)
+    assert told.code == 2 and "a model of Python code, which no file holds" in told.err

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -205,7 +209,14 @@ def test_a_run_keeps_its_network_for_other_processes(tmp_path, fedveil_cli):
     certified = [row.epsilon for row in result.ledger if row.certified]
     again = fedveil.account(run, accountant=("paper", "pld"))
     assert any(certified) and [row.epsilon for row in again if row.certified] == certified
+    told = fedveil_cli("audit", "--run", run, "--method", "noise", "--unit", "example", "--json", cwd=tmp_path)
+    assert told.code == 0, told.err
+    rows = [row for row in json.loads(told.out) if row["path"] == "own model"]
+    assert rows and not any(row["alarm"] for row in rows)
+    layers = {name for row in rows for name in result.params if name in row["score"] or name in row["reason"]}
+    assert layers & {"conv", "out"}  # it is this network whose noise was tested
     (run / "network.safetensors").write_bytes(b"something else")
+    assert "was changed after the run began" in fedveil_cli("audit", "--run", run, cwd=tmp_path).err
     changed = fedveil_cli(*attack, cwd=tmp_path)
     assert changed.code == 1 and "was changed after the run began" in changed.err
     (run / "network.safetensors").unlink()
@@ -217,3 +228,12 @@ def test_every_operation_is_reached_by_its_pytorch_name():
     names = torch._C._dispatch_get_all_op_names()
     known = {name.removeprefix("aten::").split(".")[0] for name in names if name.startswith("aten::")}
     assert set(OPS) - {"getitem"} <= known
+
+
+def test_the_script_of_the_page_fits_on_a_screen():
+    """An own network on own arrays, from data to report, in at most 25 lines. `test_docs.py` runs it."""
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```python\n(import fedveil, numpy as np, torch\n.*?)```", page, re.DOTALL)
+    assert "GroupNorm" in script and len(script.splitlines()) <= 25
+    for step in ("fedveil.train(", "fedveil.attack(", "fedveil.account(", "fedveil.report("):
+        assert script.count(step) == 1
