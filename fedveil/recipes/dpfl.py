@@ -300,6 +300,20 @@ PUBLIC = (
     "with the public set alone shows how much of the accuracy it explains"
 )
 
+
+def _accuracy_figure(number: int, data: str, what: str) -> Recipe:
+    """Figs 4 to 6: accuracy by ε on one dataset."""
+    return Recipe(
+        f"dpfl/fig-{number}",
+        f"Accuracy by ε, {what}",
+        lambda size: _by_budget(data, size),
+        (ACCURACY, HALF),
+        SMALLER_TRAINING,
+        why=PUBLIC,
+        chart=Chart("accuracy", "ε", "accuracy", x_log=True),
+    )
+
+
 RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "dpfl/table-2",
@@ -345,33 +359,9 @@ RECIPES: tuple[Recipe, ...] = (
         why="LIP's clip shortens gradients with a larger L1 norm. This misleads an attack that matches squared "
         "distance, but not one that matches the cosine. The dense layer alone does not reveal the image even without noise",
     ),
-    Recipe(
-        "dpfl/fig-4",
-        "Accuracy by ε, MNIST, two classes per client",
-        lambda size: _by_budget("mnist", size),
-        (ACCURACY, HALF),
-        SMALLER_TRAINING,
-        why=PUBLIC,
-        chart=Chart("accuracy", "ε", "accuracy", x_log=True),
-    ),
-    Recipe(
-        "dpfl/fig-5",
-        "Accuracy by ε, Fashion-MNIST, two classes per client",
-        lambda size: _by_budget("fashion-mnist", size),
-        (ACCURACY, HALF),
-        SMALLER_TRAINING,
-        why=PUBLIC,
-        chart=Chart("accuracy", "ε", "accuracy", x_log=True),
-    ),
-    Recipe(
-        "dpfl/fig-6",
-        "Accuracy by ε, CIFAR-10, i.i.d. clients",
-        lambda size: _by_budget("cifar10", size),
-        (ACCURACY, HALF),
-        SMALLER_TRAINING,
-        why=PUBLIC,
-        chart=Chart("accuracy", "ε", "accuracy", x_log=True),
-    ),
+    _accuracy_figure(4, "mnist", "MNIST, two classes per client"),
+    _accuracy_figure(5, "fashion-mnist", "Fashion-MNIST, two classes per client"),
+    _accuracy_figure(6, "cifar10", "CIFAR-10, i.i.d. clients"),
     Recipe(
         "dpfl/fig-7",
         "DLG by squared distance against DPFL on all layers",
