@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from fedveil.accounting.accountants import Round
 
@@ -40,7 +41,7 @@ class RenyiFilter:
         if not (epsilon > 0 and 0 < delta < 1):
             raise ValueError(f"a budget needs ε > 0 and 0 < δ < 1; got ε = {epsilon}, δ = {delta}")
         kept = delta * (1.0 - RESERVE)
-        order = max(ORDERS, key=lambda alpha: (epsilon - conversion(alpha, kept)) / alpha)
+        order = _best_order(epsilon, kept)
         return cls(epsilon, delta, order, max(0.0, epsilon - conversion(order, kept)))
 
     @classmethod
@@ -74,6 +75,11 @@ class RenyiFilter:
         """ε at the filter's δ of what was spent; infinite where a cost is."""
         spent = _total(costs)
         return 0.0 if spent == 0.0 else max(0.0, spent + conversion(self.order, self.delta * (1.0 - RESERVE)))
+
+
+@lru_cache(maxsize=64)
+def _best_order(epsilon: float, delta: float) -> float:
+    return max(ORDERS, key=lambda alpha: (epsilon - conversion(alpha, delta)) / alpha)
 
 
 def conversion(order: float, delta: float) -> float:

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from fedveil.deploy.limits import Limits, Refused
 FILE = "ledger.jsonl"
 WITNESS = "ledger.last"  # the digest of the last line that was written
 VERSION = 3
+DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 ADJACENT = ("zero-out", "replace")  # the presence of a node is public: add-remove has no meaning here
 
 
@@ -87,34 +89,37 @@ class NodeLedger:
     def create(self) -> None:
         """Writes an empty ledger, unless there is one already."""
         if not self.path.exists():
-            self._write([], secrets.token_hex(16))
+            start = secrets.token_hex(16)
+            self._write(_Stored((), start, (), (_digest(start),)))
 
     def entries(self) -> list[Entry]:
         """All entries. A missing or damaged ledger raises an error: starting again from zero would hide what was spent."""
-        return self._read()[0]
+        return list(self._read().entries)
 
     def digests(self) -> list[str]:
         """The digest of the empty ledger and of every line. The last one stands for the whole ledger."""
-        return self._read()[2]
+        return list(self._read().digests)
 
-    def _read(self) -> tuple[list[Entry], str, list[str]]:
-        """Entries, the random start of the chain, and all digests. Raises an error if an older copy was put back."""
+    def _read(self) -> _Stored:
+        """What the file holds. Raises an error if it is damaged, or if an older copy was put back."""
         try:
-            # Not `splitlines`: a run's name, which the server chooses, may hold other line separators of Unicode.
-            lines = self.path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+            text = self.path.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise RunError(f"{self.path} is missing: restore it; the node sends nothing without its ledger") from None
         except (OSError, ValueError) as error:
             raise RunError(f"{self.path} cannot be read ({error}): the node sends nothing without its ledger") from None
-        try:
-            entries, start, digests = _parse(lines)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
-            raise RunError(
-                f"{self.path} is damaged ({' '.join(str(error).split())[:100]}): restore a good copy; the node sends "
-                "nothing without its ledger"
-            ) from None
-        self._check_witness(digests, chained=bool(start))
-        return entries, start or secrets.token_hex(16), digests
+        known = _known.get(self.path.resolve())
+        if known is None or known.text != text:
+            try:
+                known = _parse(text)
+            except DAMAGE as error:
+                raise RunError(
+                    f"{self.path} is damaged ({' '.join(str(error).split())[:100]}): restore a good copy; the node sends "
+                    "nothing without its ledger"
+                ) from None
+            _known[self.path.resolve()] = known
+        self._check_witness(known.digests, chained=bool(known.start))
+        return known
 
     def _check_witness(self, digests: Sequence[str], *, chained: bool) -> None:
         witness = self.path.with_name(WITNESS)
@@ -136,10 +141,9 @@ class NodeLedger:
         Returns ε after the round, or None without a budget: composing all rounds takes a second.
         """
         with self._locked():
-            before, start, _ = self._read()
-            entries = [*before, entry]
-            after = self._within(entries, limits) if limits.epsilon is not None else None
-            self._write(entries, start)
+            before = self._read()
+            after = self._within([*before.entries, entry], limits) if limits.epsilon is not None else None
+            self._write(before.plus(entry))
         return after
 
     @staticmethod
@@ -149,7 +153,7 @@ class NodeLedger:
         uses = [entry.use(limits.unit, limits.adjacency) for entry in entries]
         slip = math.fsum(use.slip for use in uses if use is not None)
         budget = RenyiFilter.suiting(limits.epsilon, limits.delta, slip)
-        costs = [math.inf if use is None else budget.cost(use.round) for use in uses]
+        costs = [math.inf if use is None else _cost(budget, use) for use in uses]
         after = budget.epsilon(costs)
         if not budget.allows(costs, slip):
             spent = budget.epsilon(costs[:-1])
@@ -159,20 +163,16 @@ class NodeLedger:
             )
         return after
 
-    def _write(self, entries: Sequence[Entry], start: str) -> None:
-        lines, last = list[str](), _digest(start)
-        for entry in entries:
-            lines.append(to_json({**asdict(entry), "previous": last}))
-            last = _digest(lines[-1])
-        header = {"ledger": VERSION, "entries": len(entries), "start": start, "last": last}
-        write_text(self.path, "".join(line + "\n" for line in (to_json(header), *lines)))
+    def _write(self, stored: _Stored) -> None:
+        write_text(self.path, stored.text)
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # the rename must survive a power cut too
         finally:
             os.close(folder)
         # The ledger may be ahead of the witness after a crash, never behind it.
-        write_text(self.path.with_name(WITNESS), last + "\n")
+        write_text(self.path.with_name(WITNESS), stored.digests[-1] + "\n")
+        _known[self.path.resolve()] = stored
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -182,18 +182,55 @@ class NodeLedger:
             yield
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """The content of a ledger: its entries, the random start of the chain, the lines and all digests."""
+
+    entries: tuple[Entry, ...]
+    start: str
+    lines: tuple[str, ...]  # without the header; empty for a file of an older version
+    digests: tuple[str, ...]  # of the empty ledger and of every line
+
+    @cached_property
+    def text(self) -> str:
+        """The file."""
+        header = {"ledger": VERSION, "entries": len(self.entries), "start": self.start, "last": self.digests[-1]}
+        return "".join(line + "\n" for line in (to_json(header), *self.lines))
+
+    def plus(self, entry: Entry) -> _Stored:
+        """With another entry at the end, in the file's newest version."""
+        if not self.start:
+            start, (*before, last) = secrets.token_hex(16), (*self.entries, entry)
+            made = _Stored((), start, (), (_digest(start),))
+            for one in before:
+                made = made.plus(one)
+            return made.plus(last)
+        line = to_json({**asdict(entry), "previous": self.digests[-1]})
+        return _Stored((*self.entries, entry), self.start, (*self.lines, line), (*self.digests, _digest(line)))
+
+
+_known: dict[Path, _Stored] = {}  # what this process has read or written last: it counts while the file is the same
+
+
+@lru_cache(maxsize=4096)
+def _cost(budget: RenyiFilter, use: Use) -> float:
+    return budget.cost(use.round)
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _parse(lines: Sequence[str]) -> tuple[list[Entry], str, list[str]]:
-    """Entries, start of the chain and digests; the start is empty for a file of an older version, which has no chain."""
+def _parse(text: str) -> _Stored:
+    """The ledger in a file; the start is empty for a file of an older version, which has no chain."""
+    # Not `splitlines`: a run's name, which the server chooses, may hold other line separators of Unicode.
+    lines = text.removesuffix("\n").split("\n")
     header = json.loads(lines[0])
-    found = [_entry(json.loads(line)) for line in lines[1:]]
+    found = tuple(_entry(json.loads(line)) for line in lines[1:])
     if header.get("ledger") not in (1, 2, VERSION) or header.get("entries") != len(found):
         raise ValueError("lines are missing")
     if header["ledger"] != VERSION:
-        return found, "", [_digest("\n".join(lines))]
+        return _Stored(found, "", (), (_digest("\n".join(lines)),))
     digests = [_digest(str(header["start"]))]
     for number, line in enumerate(lines[1:], 1):
         if json.loads(line)["previous"] != digests[-1]:
@@ -201,7 +238,7 @@ def _parse(lines: Sequence[str]) -> tuple[list[Entry], str, list[str]]:
         digests.append(_digest(line))
     if header["last"] != digests[-1]:
         raise ValueError("the last line is not the one that was written last")
-    return found, str(header["start"]), digests
+    return _Stored(found, str(header["start"]), tuple(lines[1:]), tuple(digests))
 
 
 def _entry(line: dict[str, Any]) -> Entry:

@@ -27,6 +27,7 @@ from fedveil.accounting.accounts import realised
 from fedveil.config import Config, from_dict, resolve, to_toml
 from fedveil.core import keys
 from fedveil.core.errors import ConfigError, DataError
+from fedveil.core.events import Release
 from fedveil.core.files import write_atomic
 from fedveil.core.system import to_json
 from fedveil.core.taps import NODE_UNITS
@@ -57,6 +58,7 @@ Sent = TypeVar("Sent")
 local_round = jax.jit(client_part.local_round, static_argnums=0)  # the audit runs this program, too
 integer_round = jax.jit(client_part.integer_round, static_argnums=0)
 MAX_PROGRAMS = 32  # compiled programs that a process keeps: every new config of a server adds one
+MAX_PLANS = 8  # configs that a process keeps worked out
 MAX_CONFIG = 1 << 16  # characters of a requested config
 MAX_WEIGHT = 1e6  # of a client, relative to the mean
 MAX_LOG = 1 << 20  # bytes of errors.log before a new one is begun
@@ -82,7 +84,7 @@ def read_data(home: Path, node: Node) -> Part:
     return data
 
 
-_loaded: dict[Path, tuple[object, Part]] = {}  # the examples that this process holds, with the state of their file
+_loaded: dict[Path, tuple[object, Part]] = {}  # by the node's folder: its examples, with the state of their file
 
 
 def _data_of(home: Path, node: Node) -> Part:
@@ -92,11 +94,11 @@ def _data_of(home: Path, node: Node) -> Part:
         found = path.stat()
     except OSError:
         return read_data(home, node)  # which says what is wrong
-    state = (found.st_mtime_ns, found.st_size, found.st_ino, node.classes)
-    if path not in _loaded or _loaded[path][0] != state:
-        _loaded.clear()
-        _loaded[path] = (state, read_data(home, node))
-    return _loaded[path][1]
+    state = (path, found.st_mtime_ns, found.st_size, found.st_ino, node.classes)
+    if home not in _loaded or _loaded[home][0] != state:
+        _loaded.pop(home, None)
+        _loaded[home] = (state, read_data(home, node))
+    return _loaded[home][1]
 
 
 def handle(home: Path, request: Request, model: Payload) -> tuple[Reply, Payload]:
@@ -149,9 +151,14 @@ class _Plan:
     task: Task
     batching: sampling.BatchSampling
     steps: int
+    shapes: Tree  # of the model
+    releases: tuple[Release, ...]  # what the account is told
 
     def lr(self, number: int) -> float:
         return float(self.task.setting.lr_at(number))
+
+
+_plans: dict[tuple[Any, ...], _Plan] = {}  # by the request, the owner's conditions and the shape of the data
 
 
 def smallest_multiplier(home: Path, config: Config) -> float | None:
@@ -196,7 +203,7 @@ class NodeRound:
         request, planned = self.request, self._plan()
         if (terms.run, terms.round, terms.config) != (request.run, request.round, request.common):
             raise Refused("the session of secure aggregation is for another round than the request")
-        shapes = jax.eval_shape(planned.task.model.init, jax.random.key(0))
+        shapes = planned.shapes
         if (terms.length, terms.bits) != (encoding.length(shapes), self.grid.bits):
             told = f"{encoding.length(shapes)} values of {self.grid.bits} bits"
             raise Refused(f"this node sends {told}, requested: {terms.length} of {terms.bits}")
@@ -237,22 +244,38 @@ class NodeRound:
         if request.test and not self.node.test:
             raise Refused(f"test mode (noise that the server knows) is not allowed by this node's {limiting.FILE}")
         try:
-            config = resolve(_config(request.config, self.node.limits))
-            if config.train.secure_aggregation != self.secure:
-                way = "by secure aggregation alone" if config.train.secure_aggregation else "without secure aggregation"
-                raise Refused(f"this config is for updates that are sent {way}")
-            return self._checked(limiting.deployable(config, test=request.test))
+            found = self._requested()
         except ConfigError as error:  # its text is about the request alone
             raise Refused(str(error)) from None
+        train = found.config.train
+        if train.secure_aggregation != self.secure:
+            way = "by secure aggregation alone" if train.secure_aggregation else "without secure aggregation"
+            raise Refused(f"this config is for updates that are sent {way}")
+        assert train.rounds is not None
+        if not 0 <= request.round < train.rounds:
+            raise Refused(f"there is no round {request.round} in a run of {train.rounds} rounds")
+        return found
+
+    def _requested(self) -> _Plan:
+        """What the config means at this node. Each of the last few is worked out once."""
+        request = self.request
+        sizes = (request.smallest, request.max_weight, request.min_weight)
+        owner = (self.node.limits.model_dump_json(), self.node.classes)
+        key = (request.config, *sizes, request.test, *owner, self.data.x.shape, str(self.data.x.dtype))
+        if key not in _plans:
+            config = limiting.deployable(resolve(_config(request.config, self.node.limits)), test=request.test)
+            made = self._checked(config)
+            while len(_plans) >= MAX_PLANS:
+                del _plans[next(iter(_plans))]
+            _plans[key] = made
+        return _plans[key]
 
     def _checked(self, config: Config) -> _Plan:
         request, train = self.request, config.train
-        assert train.batch is not None and train.rounds is not None
-        if not 0 <= request.round < train.rounds:
-            raise Refused(f"there is no round {request.round} in a run of {train.rounds} rounds")
+        assert train.batch is not None
         batching = sampling.BatchSampling(train.batching, train.batch, train.local_steps, train.local_epochs)
         model = build_model(config, self.data.x.shape[1:], self.node.classes)
-        self._check_size(config, model)
+        shapes = self._check_size(config, model)
         setting = make_setting(config, _as_client(0, len(self.data)), batching, model, len(self.data))
         # The node cannot verify the sizes of other clients. A wrong size changes the noise and the ledger alike.
         setting = replace(
@@ -267,10 +290,11 @@ class NodeRound:
             defense.check(setting)
         scale, dtype = scale_of(self.data.x), config.speed.precision
         task = Task(model, setting, train.optimizer, defenses, scale, dtype, kernels=accelerated())
-        return _Plan(config, task, batching, setting.local_steps)
+        releases = tuple(accounts.declared(defenses, setting))
+        return _Plan(config, task, batching, setting.local_steps, shapes, releases)
 
-    def _check_size(self, config: Config, model: Any) -> None:
-        """Refuses a request that would cost more than this node gives to a round; allocates nothing."""
+    def _check_size(self, config: Config, model: Any) -> Tree:
+        """Refuses a request that would cost more than this node gives to a round; returns the shapes of the model."""
         train, rows = config.train, len(self.data)
         assert train.batch is not None and train.rounds is not None
         steps = train.local_steps or 0
@@ -278,12 +302,14 @@ class NodeRound:
             steps = max(steps, train.local_epochs * math.ceil(rows / train.batch))
         if train.batch > rows:
             raise Refused(f"this node has {rows} examples, requested: batches of {train.batch}")
-        shapes = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
-        limiting.check_size(self.node.limits, train.rounds, steps, sum(math.prod(a.shape) for a in shapes))
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        count = sum(math.prod(a.shape) for a in jax.tree.leaves(shapes))
+        limiting.check_size(self.node.limits, train.rounds, steps, count)
+        return shapes
 
     def _received(self, planned: _Plan, model: Payload) -> Tree:
-        shapes = jax.eval_shape(planned.task.model.init, jax.random.key(0))
-        wanted = jax.tree.map(lambda a: np.broadcast_to(np.zeros((), planned.task.dtype), a.shape), shapes)
+        blank = np.zeros((), planned.task.dtype)
+        wanted = jax.tree.map(lambda a: np.broadcast_to(blank, a.shape), planned.shapes)
         try:
             return unpack(model, wanted)
         except BadMessage as error:
@@ -304,9 +330,8 @@ class NodeRound:
         task, number = planned.task, self.request.round
         if _reports_loss(task):
             return None, "its loss is sent to the server without noise"
-        releases = accounts.declared(task.defenses, task.setting)
         ran = transcript.executed(task.defenses, task.setting, number, planned.lr(number), 1, 0)
-        return realised(releases, ran.multipliers, task.setting, unit, adjacency)
+        return realised(planned.releases, ran.multipliers, task.setting, unit, adjacency)
 
     def _use(self, planned: _Plan, unit: str, adjacency: str) -> Use | None:
         cost, _ = self._cost(planned, unit, adjacency)

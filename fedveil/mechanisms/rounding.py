@@ -37,7 +37,8 @@ def largest_square(reach: Any, values: int) -> Any:
 
 def to_integers(each: Tree, key: Array, most: Array | int) -> Tree:
     """Contributions in units of the grid as int32, each with a sum of squares of at most `most`; a leading axis of them."""
-    each = jax.lax.optimization_barrier(each)  # otherwise XLA computes them again for every pass over the integers
+    # Otherwise XLA computes them again for every pass over the integers.
+    each = jax.lax.optimization_barrier(each)  # type: ignore[no-untyped-call]
     usual, countable = _at_random(each, key), _countable(each)
     first = countable & within(usual, most)
     # Towards zero is rarely needed, and another pass over all numbers.

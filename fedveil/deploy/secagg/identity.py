@@ -83,7 +83,7 @@ class FileJournal:
 
     def __init__(self, home: Path) -> None:
         self.path = home / JOURNAL
-        self.steps: set[str] = set()
+        self.steps, self.late = set[str](), 0  # `late`: those after the first of each session
         self.state = (0, 0)  # of the file when it was read or written last: its size and inode
 
     def note(self, context: bytes, step: str) -> None:
@@ -98,9 +98,9 @@ class FileJournal:
                 self._read()
             if line in self.steps:
                 raise Abort(f"the step '{step}' of this session is done already")
-            if sum(not done.endswith(BEGUN) for done in self.steps) >= KEPT:
+            if self.late >= KEPT:
                 self._shorten()
-            self.steps.add(line)
+            self._add(line)
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
                 os.write(handle, line.encode() + b"\n")
@@ -117,10 +117,16 @@ class FileJournal:
         return found.st_size, found.st_ino
 
     def _read(self) -> None:
-        self.steps = set()
+        self.steps, self.late = set(), 0
         if self.path.exists():
             drop_cut_line(self.path)  # its step was not answered: the node was killed before
-            self.steps = set(self.path.read_text(encoding="ascii").splitlines())
+            for line in self.path.read_text(encoding="ascii").splitlines():
+                self._add(line)
+
+    def _add(self, line: str) -> None:
+        if line not in self.steps:
+            self.steps.add(line)
+            self.late += not line.endswith(BEGUN)
 
     def _shorten(self) -> None:
         """Drops old steps. A session whose later steps are gone cannot continue: its secrets were never on disk."""
@@ -129,7 +135,7 @@ class FileJournal:
         dropped = set(sorted(late)[: len(late) - KEPT // 2])
         kept = [line for at, line in enumerate(lines) if at not in dropped]
         write_text(self.path, "".join(line + "\n" for line in kept))
-        self.steps = set(kept)
+        self._read()
 
 
 def write_last(home: Path, document: Mapping[str, Any]) -> None:
