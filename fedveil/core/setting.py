@@ -55,6 +55,18 @@ class Setting:
         return self.quorum or self.per_round
 
     @property
+    def sums(self) -> bool:
+        """Whether messages are seen only in sums over a quorum, as what they are."""
+        return self.secure_aggregation and self.quorum > 0 and self.aggregation == "fedsgd"
+
+    @property
+    def most(self) -> int:
+        """The clients of a round, at most; under Poisson sampling except with a probability below 1e-14."""
+        if self.sampling != "poisson":
+            return self.per_round
+        return min(self.clients, self.per_round + math.ceil(8 * math.sqrt(self.per_round) + 32))
+
+    @property
     def trusted(self) -> int:
         """The clients of a quorum whose noise counts; at least the one whose account it is."""
         return max(1, math.floor(self.honest * self.quorum + 1e-9))

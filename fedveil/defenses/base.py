@@ -214,7 +214,14 @@ class Defense:
     def integer_unit(self, at: Point) -> float:
         """The value of one of these integers, before it is divided by the batch size."""
         (placed,) = self.mechanisms(at.setting)
-        return float(placed.mechanism.width(at))
+        assert placed.mechanism.grid is not None
+        return float(placed.mechanism.width(at)) * placed.mechanism.grid.step
+
+    def integer_bits(self, setting: Setting) -> int:
+        """The bits of one of these integers in a sum over clients."""
+        (placed,) = self.mechanisms(setting)
+        assert placed.mechanism.grid is not None
+        return placed.mechanism.grid.bits
 
     def node_part(self) -> Defense:
         """What of it a node runs: without what belongs to the server."""

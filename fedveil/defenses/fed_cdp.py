@@ -97,12 +97,12 @@ class FedCDP(Scheduled):
     def on_sum(self, setting: Setting) -> Mechanism:
         """The same clip, and the noise that a client's batch sum carries."""
         spread = {"example": math.sqrt(setting.batch), "batch": 1.0, "cohort": 1.0 / math.sqrt(setting.sharers)}
-        return self._with_spread(setting, spread[self.placement])
+        return self._with_spread(setting, spread[self.placement], setting.sums and self.sums_integers(setting))
 
-    def _with_spread(self, setting: Setting, spread: float) -> Mechanism:
+    def _with_spread(self, setting: Setting, spread: float, summed: bool = False) -> Mechanism:
         clip = Clip(self.bound(setting), self.clip_scope, follows_lr=self.clip_mode == "lr", median=self._by_median)
         made = Mechanism(clip, self.multiplier(setting), spread=spread)
-        return made.on_grid(setting) if self.integer else made
+        return made.on_grid(setting, summed) if self.integer else made
 
     def mechanisms(self, setting: Setting) -> list[Placed]:
         if not self.noise:
@@ -213,8 +213,7 @@ class FedCDP(Scheduled):
         mechanism = (self.on_example if self.placement == "example" else self.on_sum)(at.setting)
         whole = mechanism.rounded(clipped, at)
         if self.placement != "example":
-            rest = mechanism.in_units(mechanism.integer_noise(_first(whole), at), _first(clipped), at)
-            return mechanism.in_units(whole, clipped, at), rest
+            return mechanism.in_units(whole, clipped, at), self._rest(whole, clipped, at)
         slots = jnp.arange(max(at.setting.batch, mask.shape[0]))
         key = jax.random.fold_in(at.key, SLOTS)
         own = jax.vmap(lambda slot: mechanism.integer_noise(_first(whole), at, jax.random.fold_in(key, slot)))(slots)
@@ -223,6 +222,22 @@ class FedCDP(Scheduled):
         shown = jax.tree.map(lambda q, n: _where(mask, q + n[: len(mask)]), whole, own)
         rest = jax.tree.map(lambda n: _where(empty, n).sum(axis=0, dtype=jnp.int32), own)
         return mechanism.in_units(shown, clipped, at), mechanism.in_units(rest, _first(clipped), at)
+
+    def _rest(self, whole: Tree, clipped: Tree, at: StageContext) -> Tree:
+        """What is added to the sum of rounded gradients: the noise, and what rounding to the grid's step changes."""
+        import jax
+        import jax.numpy as jnp
+
+        mechanism = self.on_sum(at.setting)
+        assert mechanism.grid is not None
+        step = mechanism.grid.step
+
+        def rest(a: jax.Array, n: jax.Array) -> jax.Array:
+            total = a.sum(axis=0, dtype=jnp.int32)
+            return mechanism.in_steps(total + n) * step - total
+
+        made = jax.tree.map(rest, whole, mechanism.integer_noise(_first(whole), at))
+        return mechanism.in_units(made, _first(clipped), at)
 
     # --- the fused way: one backward pass, one draw of the same distribution on the sum
 

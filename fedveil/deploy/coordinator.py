@@ -401,10 +401,8 @@ class _DeployedRun:
         if chosen < SUMMED:
             return {}, {}, {}  # a sampled cohort that is too small to be summed: a round without updates
         asked = {c: secure.Asked(self.nodes[c][0], *message) for c, message in requests.items()}
-        grid, like = encoding.FixedPoint(), state.params
-        if client_part.sums_integers(task):
-            lr = float(task.setting.lr_at(number))
-            grid = encoding.FixedPoint(unit=client_part.integer_unit(task, number, lr))
+        like = state.params
+        grid = encoding.FixedPoint.of(task, number, float(task.setting.lr_at(number)))
         try:
             if len(asked) < quorum:
                 raise secure.Abort(f"{len(asked)} of {chosen} nodes are connected, {quorum} are needed")

@@ -15,6 +15,8 @@ import jax
 import numpy as np
 
 from fedveil.deploy.secagg import vectors
+from fedveil.simulation import client
+from fedveil.simulation.client import Task
 
 Tree = Any
 
@@ -25,6 +27,13 @@ class FixedPoint:
 
     bits: int = 48
     unit: float = 2.0**-32
+
+    @classmethod
+    def of(cls, task: Task, number: int, lr: float) -> FixedPoint:
+        """How nodes send what they compute in a round."""
+        if not client.sums_integers(task):
+            return cls()
+        return cls(task.defenses[0].integer_bits(task.setting), client.integer_unit(task, number, lr))
 
     def encode(self, tree: Tree, cohort: int) -> np.ndarray:
         """The integers of one node's update. An update that is not finite counts as zero, as in simulation."""

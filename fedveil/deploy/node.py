@@ -203,9 +203,9 @@ class NodeRound:
         request, planned = self.request, self._plan()
         if (terms.run, terms.round, terms.config) != (request.run, request.round, request.common):
             raise Refused("the session of secure aggregation is for another round than the request")
-        shapes = planned.shapes
-        if (terms.length, terms.bits) != (encoding.length(shapes), self.grid.bits):
-            told = f"{encoding.length(shapes)} values of {self.grid.bits} bits"
+        length, bits = encoding.length(planned.shapes), self._grid(planned).bits
+        if (terms.length, terms.bits) != (length, bits):
+            told = f"{length} values of {bits} bits"
             raise Refused(f"this node sends {told}, requested: {terms.length} of {terms.bits}")
         if terms.quorum < self.node.limits.survivors:
             least = self.node.limits.survivors
@@ -223,14 +223,15 @@ class NodeRound:
         if digest_of(model, self._plan().task.defenses) != terms.model:
             raise Refused("the model is not the one that the session of secure aggregation is for")
 
-    grid = encoding.FixedPoint()
+    def _grid(self, planned: _Plan) -> encoding.FixedPoint:
+        return encoding.FixedPoint.of(planned.task, self.request.round, planned.lr(self.request.round))
 
     def integers(self, message: Tree, cohort: int) -> np.ndarray:
         """The update as the integers that are masked."""
         leaves = jax.tree.leaves(jax.device_get(message))
         if np.issubdtype(leaves[0].dtype, np.integer):  # they carry their noise already
             return np.concatenate([np.asarray(leaf, np.int64).ravel() for leaf in leaves])
-        return self.grid.encode(message, cohort)
+        return self._grid(self._plan()).encode(message, cohort)
 
     def _plan(self) -> _Plan:
         """The requested config, checked like one from a file, with this node's sizes."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,9 @@ REACH = 8.0  # reach over √d: rounding then takes 0.2 % of z
 LONGEST = 16_000.0  # the largest reach: the sum of squares of its integers fits 29 bits
 EXCEEDED = 1e-3  # β: at most this share of contributions is rounded towards zero
 LARGEST_SQUARE = 2**29  # so that no sum of squares overflows
+ROOM = 4.0  # least standard deviation of a sender's noise, in steps of what it sends into a sum
+BITS = 16  # of a value that is sent into a sum, at least
+TAIL = 8.0  # standard deviations of noise and of the number of contributions for which the range of a sum has room
 MARGIN = 1.0 + 2.0**-16  # the account's square over what a compiled round computes in float32
 
 
@@ -35,16 +38,34 @@ def usual_square(reach: Any, values: int, least: Callable[[Any, Any], Any] = np.
 
 @dataclass(frozen=True)
 class Grid:
-    """σ = `sigma` grid widths of noise on each of `values` numbers."""
+    """σ = `sigma` grid widths of noise on each of `values` numbers.
+
+    What is sent into a sum of several senders is rounded to multiples of `step` after the noise, and added modulo 2^`bits`.
+    """
 
     sigma: float
     values: int
+    step: int = 1  # odd
+    bits: int = 0  # 0: no sum
 
     @classmethod
     def fitting(cls, multiplier: float, values: int) -> Grid:
         """The grid for noise of `multiplier` times the sensitivity, the largest of the run."""
         reach = min(max(FINEST, REACH * math.sqrt(values)), LONGEST)
         return cls(min(max(reach * multiplier, integers.SMALLEST), integers.LARGEST), values)
+
+    def in_sums(self, multiplier: float, senders: int, contributions: float) -> Grid:
+        """This grid for messages that are added up, in as few bits as the proof and the range of the sum allow.
+
+        `multiplier` is the smallest z before rounding. The range is that of `contributions` that all point to one value,
+        with noise. The step is odd: rounding to the grid and then to the step is then rounding to the step (Theorem 2).
+        """
+        more = contributions + TAIL * math.sqrt(contributions)
+        most = more * math.sqrt(self.accounted_square(multiplier)) + TAIL * math.sqrt(senders) * self.sigma
+        widest = max(1, _odd_below(self.sigma / ROOM))
+        bits = max(BITS, 2 + math.floor(math.log2(most / widest + senders / 2 + 1)))
+        narrowest = most / (2 ** (bits - 1) - 1 - senders / 2)
+        return replace(self, step=min(widest, _odd_below(narrowest) + 2), bits=bits)
 
     def accounted_square(self, multiplier: Any) -> Any:
         """The largest sum of squares of one contribution's integers; `multiplier` is z before rounding."""
@@ -63,5 +84,12 @@ class Grid:
         """The same for a sum over two senders or more, up to `most`."""
         if most < 2:
             return 0.0
-        apart = max(integers.sum_slip(self.sigma, 2), integers.sum_slip(self.sigma, most))
+        sent = self.sigma / self.step
+        apart = max(integers.sum_slip(sent, 2), integers.sum_slip(sent, most))
         return self.values * (apart + most * integers.slip(self.sigma))
+
+
+def _odd_below(x: float) -> int:
+    """The largest odd number up to x; −1 below 1."""
+    whole = math.floor(x)
+    return whole if whole % 2 else whole - 1

@@ -177,8 +177,8 @@ class Mechanism:
         """The largest norm of one contribution after the clip, before it is rounded."""
         return self.weight * self.clip.at(at) * self.clip.reach(at.setting, 1 if self.distribution == "laplace" else 2)
 
-    def on_grid(self, setting: Setting) -> Self:
-        """This mechanism with noise in whole numbers."""
+    def on_grid(self, setting: Setting, summed: bool = False) -> Self:
+        """This mechanism with noise in whole numbers. `summed`: what it makes is sent into a sum over clients."""
         if not setting.values:
             raise ValueError("integer noise needs Setting.values: let the defence's counts_values be True")
         if self.distribution != "gaussian" or self.weight != 1.0 or self.clip.median:
@@ -186,8 +186,14 @@ class Mechanism:
                 "integer noise is Gaussian, on contributions of weight one that are clipped to a public bound"
             )
         ends = (AccountPoint(setting, number, setting.lr_at(number)) for number in (0, max(0, setting.rounds - 1)))
-        loudest = max(float(self.scale(at) / self.reach(at)) for at in ends) * self.loudness
-        return replace(self, grid=Grid.fitting(loudest, setting.values)) if loudest > 0 else self
+        multipliers = [float(self.scale(at) / self.reach(at)) for at in ends]
+        loudest = max(multipliers) * self.loudness
+        if loudest <= 0:
+            return self
+        grid = Grid.fitting(loudest, setting.values)
+        if summed and min(multipliers) > 0:
+            grid = grid.in_sums(min(multipliers), setting.most, setting.most * setting.batch)
+        return replace(self, grid=grid)
 
     @property
     def loudness(self) -> float:
@@ -230,16 +236,24 @@ class Mechanism:
 
     def noised_sum(self, clipped: Tree, at: StageContext) -> Tree:
         """The sum of clipped contributions, a leading axis of them, with integer noise: added up in whole numbers."""
-        return self.in_units(self.noised_integers(clipped, at), clipped, at)
+        assert self.grid is not None
+        return self.in_units(self.noised_integers(clipped, at), clipped, at, self.grid.step)
 
     def noised_integers(self, clipped: Tree, at: StageContext) -> Tree:
-        """The same sum in grid widths, int32."""
+        """The same sum in steps of the grid, int32."""
         import jax
         import jax.numpy as jnp
 
         whole = self.rounded(clipped, at)
         drawn = self.integer_noise(jax.tree.map(lambda a: a[0], whole), at)
-        return jax.tree.map(lambda a, n: a.sum(axis=0, dtype=jnp.int32) + n, whole, drawn)
+        total = jax.tree.map(lambda a, n: a.sum(axis=0, dtype=jnp.int32) + n, whole, drawn)
+        return jax.tree.map(self.in_steps, total)
+
+    def in_steps(self, whole: jax.Array) -> jax.Array:
+        """Whole numbers as the nearest multiples of the grid's step, which is odd: none is in the middle."""
+        assert self.grid is not None
+        step = self.grid.step
+        return whole if step == 1 else (whole + step // 2) // step
 
     def rounded(self, clipped: Tree, at: StageContext) -> Tree:
         """Each clipped contribution in grid widths, int32, within the bound of its sum of squares."""
@@ -262,11 +276,11 @@ class Mechanism:
         assert self.grid is not None
         return noise.rounded_gaussian(at.key if key is None else key, like, self.grid.sigma)
 
-    def in_units(self, whole: Tree, like: Tree, at: StageContext) -> Tree:
-        """Whole numbers as values, of the type of `like`."""
+    def in_units(self, whole: Tree, like: Tree, at: StageContext, step: int = 1) -> Tree:
+        """Whole numbers, of `step` grid widths, as values of the type of `like`."""
         import jax
 
-        width = self.width(at)
+        width = self.width(at) * step
         return jax.tree.map(lambda a, of: (a.astype(of.dtype) * width).astype(of.dtype), whole, like)
 
     def width(self, at: Point) -> Scalar:

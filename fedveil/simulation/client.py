@@ -223,7 +223,7 @@ def sums_integers(task: Task) -> bool:
     """Whether nodes send integers with their noise, which secure aggregation adds up; else updates in fixed point."""
     setting = task.setting
     alone = len(task.defenses) == 1 and task.defenses[0].sums_integers(setting)
-    return alone and setting.secure_aggregation and setting.quorum > 0 and setting.aggregation == "fedsgd"
+    return alone and setting.sums
 
 
 def integer_round(

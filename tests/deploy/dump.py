@@ -42,7 +42,6 @@ from fedveil.deploy.secagg.codec import kind_of
 from fedveil.deploy.secagg.messages import Masked
 from fedveil.federation import Federation, prepare
 from fedveil.runs import RunFolder
-from fedveil.simulation import client as client_part
 
 Tree = Any
 CLEAR, MASKED, COHORT = "in the clear, no noise", "under masks, no noise", "under masks, cohort noise"
@@ -124,9 +123,7 @@ class Recorder(InMemory):
     def as_gradient(self, packed: bytes) -> Tree:
         """The integers of a message, read as an update and divided by the learning rate."""
         task, lr = self.dump.federation.simulator.task, self.lr
-        grid = encoding.FixedPoint()
-        if client_part.sums_integers(task):
-            grid = encoding.FixedPoint(unit=client_part.integer_unit(task, self.round, lr))
+        grid = encoding.FixedPoint.of(task, self.round, lr)
         total = vectors.unpack(packed, encoding.length(self.like), grid.bits)
         return jax.tree.map(lambda a: -np.asarray(a, np.float64) / lr, grid.decode(total, self.like))
 
