@@ -114,7 +114,8 @@ def _read_members(reader: _Reader) -> Members:
     data = _read_bytes(reader)
     if len(data) > MAX_NODES // 8 or data.endswith(b"\0"):
         raise Abort("a set of nodes in the message is too large or not in its shortest form")
-    return frozenset(8 * at + bit for at, byte in enumerate(data) if byte for bit in range(8) if byte >> bit & 1)
+    bits = bin(int.from_bytes(data, "little"))[:1:-1]  # the lowest first
+    return frozenset(number for number, bit in enumerate(bits) if bit == "1")
 
 
 def _write_blobs(blobs: Blobs) -> bytes:

@@ -100,6 +100,7 @@ class Member:
         self.neighbours = frozenset(secrets.SystemRandom().sample(others, terms.degree))  # chosen by this node
         self.peers: dict[int, Advert] = {}  # neighbours in the graph: chosen by this node, or having chosen it
         self.held: dict[int, tuple[bytes, bytes]] = {}  # shares of seed and mask secret, by owner
+        self.agreed: dict[int, bytes] = {}  # what the channel keys give with each peer
         self.masking: Members = frozenset()  # the peers with which the vector was masked
         self.survivors: Members = frozenset()
         self.audited: Members = frozenset()
@@ -156,6 +157,7 @@ class Member:
     def end(self) -> None:
         """Ends the session at this node and drops its secrets."""
         self.expected, self.secrets, self.held, self.make = (), None, {}, None
+        self.agreed = {}
         self.last = (b"", b"")
 
     # --- the phases
@@ -296,8 +298,10 @@ class Member:
             raise Abort(f"{told}, {self.terms.threshold} are needed: nothing is unmasked")
 
     def _channel(self, sender: int, receiver: int) -> ChaCha20Poly1305:
-        theirs = self.peers[receiver if sender == self.client else sender].channel_key
-        return secrecy.channel(self.context, self._mine().channel, theirs, sender, receiver)
+        peer = receiver if sender == self.client else sender
+        if peer not in self.agreed:
+            self.agreed[peer] = secrecy.agree(self._mine().channel, self.peers[peer].channel_key)
+        return secrecy.channel(self.context, self.agreed[peer], sender, receiver)
 
     def _digests(self, owner: int, holder: int, shares: tuple[bytes, bytes]) -> bytes:
         return secrecy.share_digests(self.context, owner, holder, shares)

@@ -74,16 +74,16 @@ def pair_mask(context: bytes, secret: bytes, one: tuple[int, bytes], other: tupl
 
     `one` and `other` are client number and public key; both nodes get the same key.
     """
-    shared = _agree(X25519PrivateKey.from_private_bytes(secret), other[1])
+    shared = agree(X25519PrivateKey.from_private_bytes(secret), other[1])
     low, high = sorted((one, other))
     info = b"pair mask" + low[0].to_bytes(4, "big") + low[1] + high[0].to_bytes(4, "big") + high[1]
     return _derive(shared, context, info)
 
 
-def channel(context: bytes, mine: X25519PrivateKey, theirs: bytes, sender: int, receiver: int) -> ChaCha20Poly1305:
+def channel(context: bytes, shared: bytes, sender: int, receiver: int) -> ChaCha20Poly1305:
     """The cipher for shares from one node to another; the other direction has another key."""
     info = b"channel" + sender.to_bytes(4, "big") + receiver.to_bytes(4, "big")
-    return ChaCha20Poly1305(_derive(_agree(mine, theirs), context, info))
+    return ChaCha20Poly1305(_derive(shared, context, info))
 
 
 def seal(cipher: ChaCha20Poly1305, context: bytes, shares: tuple[bytes, bytes]) -> bytes:
@@ -102,7 +102,8 @@ def unseal(cipher: ChaCha20Poly1305, context: bytes, data: bytes, sender: int) -
     return plain[: shamir.SIZE], plain[shamir.SIZE :]
 
 
-def _agree(mine: X25519PrivateKey, theirs: bytes) -> bytes:
+def agree(mine: X25519PrivateKey, theirs: bytes) -> bytes:
+    """The secret that two nodes have in common, from the private key of one and the public key of the other."""
     try:
         return mine.exchange(X25519PublicKey.from_public_bytes(theirs))
     except ValueError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from fedveil.deploy.secagg.errors import Abort
 
@@ -46,6 +47,7 @@ def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
     return (total % PRIME).to_bytes(SIZE, "big")
 
 
+@lru_cache(maxsize=8)
 def _weights(holders: tuple[int, ...]) -> list[int]:
     """Lagrange's weights at 0 for the points holder + 1."""
     points, found = [holder + 1 for holder in holders], []

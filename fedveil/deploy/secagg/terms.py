@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
-
-from cryptography.hazmat.primitives.hashes import SHA256, Hash
 
 from fedveil.deploy.secagg import vectors
 from fedveil.deploy.secagg.codec import Members, Message
@@ -76,7 +75,5 @@ def majority(nodes: int) -> int:
 
 def digest(label: bytes, *parts: bytes) -> bytes:
     """SHA-256 over a label and parts, each with its length: two lists of parts never give the same input."""
-    made = Hash(SHA256())
-    for part in (b"fedveil secagg 1", label, *parts):
-        made.update(len(part).to_bytes(8, "big") + part)
-    return made.finalize()
+    named = (b"fedveil secagg 1", label, *parts)
+    return hashlib.sha256(b"".join([len(part).to_bytes(8, "big") + part for part in named])).digest()
