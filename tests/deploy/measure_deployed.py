@@ -7,8 +7,8 @@
 
 Nodes and server are those of a deployment: `deploy init` makes the folders, nodes answer by the function of their worker,
 each with its ledger, journal and keys on disk. The transport carries messages through memory, between `--workers`
-processes. With `--processes` server and nodes run as their own processes instead, with TLS, over loopback.
-`--simulated` trains the same config by the simulator, with noise in floating point.
+processes. The same command resumes a run that was interrupted. With `--processes` server and nodes run as their own
+processes instead, with TLS, over loopback. `--simulated` trains the same config by the simulator, with noise in floating point.
 
 Nodes hold the scattering features of their MNIST images. The noise is the least that keeps `--epsilon` at the tap `release`
 for one distinct image. `accuracy` is that on the validation part, `test` that on the test part.
@@ -98,7 +98,8 @@ class Pool:
         self.members = {
             number: Member(number - FIRST, fingerprint(home / "key.pub")) for number, home in self.homes.items()
         }
-        self.spent, self.largest, self.pipes = 0.0, 0, list[tuple[Connection, set[int]]]()
+        self.spent, self.largest, self.messages = 0.0, 0, 0  # `messages`: sessions begun
+        self.pipes = list[tuple[Connection, set[int]]]()
         spawn = multiprocessing.get_context("spawn")
         for rank in range(workers):
             mine, theirs = spawn.Pipe()
@@ -126,6 +127,7 @@ class Pool:
         self, asked: Mapping[int, tuple[Mapping[str, Any], Payload]], timeout: float, largest: int
     ) -> dict[int, Secured]:
         found = self._ask({number: Parcel("secagg", dict(fields), parts) for number, (fields, parts) in asked.items()})
+        self.messages += sum(bool(fields) for fields, _ in asked.values())
         self.largest = max([self.largest, *(len(part) for one in found.values() for part in one.parts.values())])
         return {number: Secured(one.parts, str(one.fields["refused"])) for number, one in found.items()}
 
@@ -142,10 +144,13 @@ class Pool:
 
 
 def in_memory(given: argparse.Namespace, config: Config, held_out: Path) -> dict[str, Any]:
-    made = Federation((given.folder / f"federation-{time.time_ns()}").resolve(), "127.0.0.1", 9092, given.nodes)
-    limits = {"epsilon": 8.0, "honest": given.honest, "rounds": given.rounds}
-    files.init(made, files.Plan(config, shards=True, limits=limits))
-    nodes, folder = Pool(made, given.workers), RunFolder.create(given.folder / f"run-{time.time_ns()}")
+    name = f"{given.nodes}-{given.rounds}-{given.quorum:g}-{given.honest:g}-{given.epsilon:g}-{given.lr:g}-{given.seed}"
+    made = Federation((given.folder / f"federation-{name}").resolve(), "127.0.0.1", 9092, given.nodes)
+    if not (made.folder / files.FILE).exists():
+        limits = {"epsilon": 8.0, "honest": given.honest, "rounds": given.rounds}
+        files.init(made, files.Plan(config, shards=True, limits=limits))
+    run = given.folder / f"run-{name}"
+    nodes, folder = Pool(made, given.workers), RunFolder(run) if run.exists() else RunFolder.create(run)
 
     def progress(row: dict[str, Any]) -> None:
         told = {key: row[key] for key in ("round", "seconds", "accuracy") if key in row}
@@ -156,7 +161,7 @@ def in_memory(given: argparse.Namespace, config: Config, held_out: Path) -> dict
         result = conduct(served, nodes, folder, Terms(quorum=given.quorum), progress)
     finally:
         nodes.end()
-    return {**result, "bytes": nodes.largest, "node_cpu_s": round(nodes.spent / given.nodes / result["rounds"], 4)}
+    return {**result, "bytes": nodes.largest, "node_cpu_s": round(nodes.spent / max(1, nodes.messages), 4)}
 
 
 def in_processes(given: argparse.Namespace, config: Config, held_out: Path) -> dict[str, Any]:

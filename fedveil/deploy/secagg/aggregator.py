@@ -231,8 +231,9 @@ class Aggregator:
         mine = self.adverts[lost][0].mask_key
         if secrecy.mask_public(secret) != mine:
             raise Abort(f"client {lost} dealt wrong shares: they do not open the mask key that it has published")
+        private = secrecy.mask_private(secret)
         for client in sorted(near):
-            key = secrecy.pair_mask(self.context, secret, (lost, mine), (client, self.adverts[client][0].mask_key))
+            key = secrecy.pair_mask(self.context, private, (lost, mine), (client, self.adverts[client][0].mask_key))
             vectors.add_stream(self.sum, key, self.terms.bits, -1 if client < lost else 1)
 
     # --- helpers

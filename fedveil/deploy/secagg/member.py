@@ -212,10 +212,10 @@ class Member:
         self._enough(message.present, "take part")
         self.masking = message.present
         keys = [(secrecy.own_mask(self.context, self.client, mine.seed), 1)]
-        me = (self.client, mine.mask_public)
+        me, private = (self.client, mine.mask_public), secrecy.mask_private(mine.mask_secret)
         for peer in sorted(self.masking):
             other = (peer, self.peers[peer].mask_key)
-            keys.append((secrecy.pair_mask(self.context, mine.mask_secret, me, other), 1 if self.client < peer else -1))
+            keys.append((secrecy.pair_mask(self.context, private, me, other), 1 if self.client < peer else -1))
         self.journal.note(self.context, "masked")  # before the vector exists: a second one must not
         vector = self._vector()
         for key, sign in keys:

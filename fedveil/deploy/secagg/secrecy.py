@@ -45,7 +45,7 @@ class Secrets:
 
 def mask_public(secret: bytes) -> bytes:
     """The public key that belongs to the secret key of a node's masks."""
-    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+    return mask_private(secret).public_key().public_bytes_raw()
 
 
 def commitment(context: bytes, client: int, seed: bytes) -> bytes:
@@ -69,12 +69,17 @@ def own_mask(context: bytes, client: int, seed: bytes) -> bytes:
     return _derive(seed, context, b"own mask" + client.to_bytes(4, "big"))
 
 
-def pair_mask(context: bytes, secret: bytes, one: tuple[int, bytes], other: tuple[int, bytes]) -> bytes:
-    """The key of the mask stream of two nodes, from the secret of one and the public mask key of the other.
+def mask_private(secret: bytes) -> X25519PrivateKey:
+    """The private mask key of a secret."""
+    return X25519PrivateKey.from_private_bytes(secret)
+
+
+def pair_mask(context: bytes, key: X25519PrivateKey, one: tuple[int, bytes], other: tuple[int, bytes]) -> bytes:
+    """The key of the mask stream of two nodes, from the private mask key of one and the public one of the other.
 
     `one` and `other` are client number and public key; both nodes get the same key.
     """
-    shared = agree(X25519PrivateKey.from_private_bytes(secret), other[1])
+    shared = agree(key, other[1])
     low, high = sorted((one, other))
     info = b"pair mask" + low[0].to_bytes(4, "big") + low[1] + high[0].to_bytes(4, "big") + high[1]
     return _derive(shared, context, info)
