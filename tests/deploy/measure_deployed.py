@@ -8,7 +8,8 @@
 Nodes and server are those of a deployment: `deploy init` makes the folders, nodes answer by the function of their worker,
 each with its ledger, journal and keys on disk. The transport carries messages through memory, between `--workers`
 processes. The same command resumes a run that was interrupted. With `--processes` server and nodes run as their own
-processes instead, with TLS, over loopback. `--simulated` trains the same config by the simulator, with noise in floating point.
+processes instead, with TLS, over loopback. `--simulated` trains the same config by the simulator, with noise in floating
+point.
 
 Nodes hold the scattering features of their MNIST images. The noise is the least that keeps `--epsilon` at the tap `release`
 for one distinct image. `accuracy` is that on the validation part, `test` that on the test part.
