@@ -18,7 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedveil.accounting.accountants import Round
 from fedveil.config import Config
 from fedveil.core.errors import ConfigError, FedveilError, did_you_mean, unknown_name
+from fedveil.core.events import Release
 from fedveil.core.files import write_text
+from fedveil.core.taps import CHAIN
 from fedveil.core.validation import one_line
 from fedveil.defenses.base import Defense
 from fedveil.defenses.catalog import DEFENSES
@@ -62,7 +64,7 @@ class Limits(_Table):
     adjacency: Literal["zero-out", "replace"] = Field(
         "zero-out", description="whether the unit is removed (zero-out) or replaced"
     )
-    floating: bool = Field(False, description="whether noise in floating point is accepted where integer noise exists")
+    floating: bool = Field(False, description="whether certified noise may be drawn in floating point")
     unaccounted: bool = Field(False, description="whether rounds without a certificate are accepted")
 
     @property
@@ -225,8 +227,13 @@ def check_size(limits: Limits, rounds: int, steps: int, parameters: int) -> None
         raise Refused(f"this node accepts models of at most {limits.parameters} parameters, requested: {parameters}")
 
 
-def check(limits: Limits, defenses: Sequence[Defense], use: Round | None, why: str) -> None:
-    """Raises `Refused` if a request violates a limit. `use` is its privacy cost; None if nothing is certified."""
+def check(
+    limits: Limits, defenses: Sequence[Defense], use: Round | None, why: str, releases: Sequence[Release] = ()
+) -> None:
+    """Raises `Refused` if a request violates a limit.
+
+    `use` is its privacy cost; None if nothing is certified. `releases` are those that the certificate rests on.
+    """
     names = [d.name for d in defenses]
     if limits.defenses is not None and not set(names) <= set(limits.defenses):
         raise Refused(f"this node accepts the defences {', '.join(limits.defenses)}, not {'+'.join(names)}")
@@ -234,6 +241,9 @@ def check(limits: Limits, defenses: Sequence[Defense], use: Round | None, why: s
     if floating and not limits.floating:
         told = "this node accepts noise in whole numbers alone: leave defense.arithmetic out, or set it to 'integer'"
         raise Refused(f"{told}, requested: 'float' for {'+'.join(floating)}")
+    if use is not None and not limits.floating and any(_floats(release) for release in releases):
+        told = f"{'+'.join(names)} draws noise in floating point, for which its certificate does not hold exactly"
+        raise Refused(f"{told}: this node accepts noise in whole numbers alone (limits.floating)")
     if limits.clip is not None:
         clips = [bound for d in defenses for bound in d.clip_bounds()]
         if not clips or max(clips) > limits.clip:
@@ -253,6 +263,11 @@ def check(limits: Limits, defenses: Sequence[Defense], use: Round | None, why: s
     smallest = min(z for _, z in use.noise)
     if limits.multiplier is not None and smallest < limits.multiplier:
         raise Refused(f"this node accepts z of at least {limits.multiplier:g}, requested: {smallest:.4g}")
+
+
+def _floats(release: Release) -> bool:
+    """Whether a node's certificate rests on noise in floating point."""
+    return release.certifiable and release.arithmetic == "float" and CHAIN.index(release.tap) <= CHAIN.index("server")
 
 
 def _shown(values: Sequence[float], worst: Any) -> str:

@@ -3,13 +3,13 @@
     python tests/deploy/measure_deployed.py FOLDER >> docs/data/secagg-deployed.jsonl
     python tests/deploy/measure_deployed.py FOLDER --quorum 0.7 --honest 0.9 >> docs/data/secagg-deployed.jsonl
     python tests/deploy/measure_deployed.py FOLDER --nodes 10 --rounds 20 --processes >> docs/data/secagg-deployed.jsonl
-    python tests/deploy/measure_deployed.py FOLDER --nodes 10 --rounds 20 --simulated >> docs/data/secagg-deployed.jsonl
+    python tests/deploy/measure_deployed.py FOLDER --nodes 10 --rounds 20 --floating >> docs/data/secagg-deployed.jsonl
 
 Nodes and server are those of a deployment: `deploy init` makes the folders, nodes answer by the function of their worker,
 each with its ledger, journal and keys on disk. The transport carries messages through memory, between `--workers`
 processes. The same command resumes a run that was interrupted. With `--processes` server and nodes run as their own
-processes instead, with TLS, over loopback. `--simulated` trains the same config by the simulator, with noise in floating
-point.
+processes instead, with TLS, over loopback. `--simulated` trains the same config by the simulator, with the same whole
+numbers; `--floating` trains it by the simulator with noise in floating point and without a quorum.
 
 Nodes hold the scattering features of their MNIST images. The noise is the least that keeps `--epsilon` at the tap `release`
 for one distinct image. `accuracy` is that on the validation part, `test` that on the test part.
@@ -48,7 +48,7 @@ PER_CLIENT, DELTA, FIRST = 500, 1e-5, 1000  # FIRST: the number of the first nod
 
 def config_of(given: argparse.Namespace, file: Path) -> Config:
     """The row's config with the features as data; `noise` is found for it."""
-    sums = {} if given.simulated else {"quorum": given.quorum, "honest": given.honest}
+    sums = {} if given.floating else {"quorum": given.quorum, "honest": given.honest}
     document: dict[str, Any] = {
         "preset": "paper",
         "data": {"name": "file", "file": str(file), "clients": given.nodes, "partition": "iid", "per_client": PER_CLIENT},
@@ -59,7 +59,7 @@ def config_of(given: argparse.Namespace, file: Path) -> Config:
             "secure_aggregation": True, "eval_every": max(1, given.rounds // 20), "seed": given.seed, **sums,
         },
         "defense": {"name": "fed-cdp", "placement": "cohort", "clip": 1.0, "noise": 1.0,
-                    "arithmetic": "float" if given.simulated else "integer"},
+                    "arithmetic": "float" if given.floating else "integer"},
     }  # fmt: skip
     goal = {"epsilon": given.epsilon, "delta": DELTA, "tap": "release", "unit": "image"}
     found = calibrate(from_dict(document), **goal)
@@ -198,7 +198,8 @@ def of_run(run: Path, data: Path) -> float:
 
 
 def summary(given: argparse.Namespace, config: Config, found: dict[str, Any]) -> dict[str, Any]:
-    how = "simulation, float" if given.simulated else "processes" if given.processes else "in memory"
+    how = "processes" if given.processes else "simulation" if given.simulated else "in memory"
+    how = "simulation, float" if given.floating else how
     rows = {
         f"epsilon_{tap}": row["epsilon"] for row in found["ledger"] for tap in ("release", "server")
         if (row["tap"], row["unit"], row["adjacency"], row["accountant"]) == (tap, "example", "zero-out", "pld")
@@ -222,11 +223,12 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=float, default=value)
     parser.add_argument("--processes", action="store_true")
     parser.add_argument("--simulated", action="store_true")
+    parser.add_argument("--floating", action="store_true")
     given = parser.parse_args()
     data = write_data(given.folder / "data")
     config = config_of(given, data)
     with (given.folder / "log.txt").open("a") as given.log:
-        if given.simulated:
+        if given.simulated or given.floating:
             found = simulated(config, data.parent)
         else:
             found = (in_processes if given.processes else in_memory)(given, config, data.parent / "server.npz")

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from fedveil.accounting.accountants import Round
-from fedveil.config import from_dict
+from fedveil.accounting.accounts import declared
+from fedveil.config import from_dict, resolve
 from fedveil.core.errors import ConfigError
-from fedveil.deploy.limits import Limits, Refused, check, check_complete, check_size, read_node, with_data
+from fedveil.core.events import Release
+from fedveil.deploy.limits import Limits, Refused, check, check_complete, check_size, deployable, read_node, with_data
+from fedveil.federation import plan
 
 USE = Round(((1.0, 2.0),))
 
@@ -68,6 +71,22 @@ def test_what_is_not_certified_needs_the_owners_word() -> None:
     with pytest.raises(Refused, match="requires a certificate"):
         ask(Limits(), use=None)
     ask(Limits(unaccounted=True), use=None)
+
+
+def releases_of(**defense: object) -> tuple[tuple[object, ...], tuple[Release, ...]]:
+    keys = {"data": {"name": "digits", "clients": 4}, "train": {"rounds": 2, "per_round": 4, "sampling": "fixed"}}
+    made = plan(deployable(resolve(from_dict({**keys, "defense": [defense]}))))
+    return made.defenses, declared(made.defenses, made.setting)
+
+
+def test_noise_in_floating_point_carries_no_certificate_unless_the_owner_accepts_it() -> None:
+    even = {"name": "dpfl", "allocation": "even", "selection": "uniform", "finetune": False}
+    for defense, exact in (({"name": "fed-cdp"}, True), ({"name": "nbafl", "epsilon": 500.0}, True), (even, False)):
+        defenses, releases = releases_of(**defense)
+        if not exact:
+            with pytest.raises(Refused, match="whole numbers alone"):
+                check(Limits(), defenses, USE, "", releases)
+        check(Limits(floating=not exact), defenses, USE, "", releases)
 
 
 def test_a_node_file_with_a_slip_is_refused_in_one_line(tmp_path: Path) -> None:
