@@ -207,6 +207,9 @@ class NodeRound:
         if (terms.length, terms.bits) != (length, bits):
             told = f"{length} values of {bits} bits"
             raise Refused(f"this node sends {told}, requested: {terms.length} of {terms.bits}")
+        if len(terms.cohort) > planned.task.setting.clients:
+            told = f"the account is for sums over at most {planned.task.setting.clients} nodes"
+            raise Refused(f"{told}, requested: {len(terms.cohort)} (data.clients)")
         if terms.quorum < self.node.limits.survivors:
             least = self.node.limits.survivors
             raise Refused(f"this node accepts sums over at least {least} nodes, requested: {terms.quorum}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,8 +45,8 @@ class Grid:
 
     sigma: float
     values: int
-    step: int = 1  # odd
-    bits: int = 0  # 0: no sum
+    step: int = field(default=1, repr=False)  # odd
+    bits: int = field(default=0, repr=False)  # 0: no sum
 
     @classmethod
     def fitting(cls, multiplier: float, values: int) -> Grid:

@@ -311,6 +311,8 @@ class Mechanism:
     def digest(self) -> str:
         """What names this mechanism in a transcript: all of its fields."""
         told = repr(self) if self.grid is None else repr((self, self.grid))
+        if self.grid is not None and self.grid.bits:  # what is sent into a sum
+            told += repr((self.grid.step, self.grid.bits))
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 

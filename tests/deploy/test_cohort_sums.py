@@ -18,13 +18,18 @@ from deploy_memory import SMALL, UNACCOUNTED, InMemory, nodes_of
 
 from fedveil.accounting import ledger
 from fedveil.accounting.accountants import Round, epsilon
-from fedveil.config import Config, from_dict, resolve
+from fedveil.config import Config, from_dict, resolve, to_toml
 from fedveil.core.errors import ConfigError, RunError
-from fedveil.deploy import secure
+from fedveil.deploy import node, secure
 from fedveil.deploy.account import NodeLedger
 from fedveil.deploy.coordinator import Terms, conduct
-from fedveil.deploy.limits import deployable
+from fedveil.deploy.files import fingerprint
+from fedveil.deploy.limits import Refused, deployable
+from fedveil.deploy.messages import Request
 from fedveil.deploy.secagg import identity
+from fedveil.deploy.secagg.codec import kind_of
+from fedveil.deploy.secagg.messages import Masked
+from fedveil.deploy.secagg.terms import Terms as SessionTerms
 from fedveil.federation import plan, prepare
 from fedveil.runs import RunFolder, named_leaves
 from fedveil.training import train
@@ -156,3 +161,33 @@ def test_what_a_quorum_cannot_have_is_refused_in_one_line(
 ) -> None:
     with pytest.raises(ConfigError, match=word):
         deployable(resolve(config_of(defense, **keys)))
+
+
+# --- what is sent
+
+
+def test_a_message_has_16_bits_for_each_parameter_and_no_other_number_of_bits_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(rounds=1)
+    nodes = federation_of(tmp_path, config)
+    conduct(config, nodes, RunFolder.create(tmp_path / "run"), Terms())
+    sent = [parts["message"] for _, parts in nodes.received if kind_of(parts["message"]) == Masked.KIND]
+    assert len(sent) == 4 and {len(Masked.decode(one).vector) for one in sent} == {2 * 610}
+    made = secure.terms_of
+    monkeypatch.setattr(secure, "terms_of", lambda *given: replace(made(*given), bits=17))
+    with pytest.raises(RunError, match="610 values of 16 bits, requested: 610 of 17"):
+        conduct(config, nodes, RunFolder.create(tmp_path / "other"), Terms())
+
+
+def test_a_node_adds_nothing_to_a_sum_over_more_nodes_than_its_account_is_for(tmp_path: Path) -> None:
+    config = config_of(rounds=1)
+    nodes = federation_of(tmp_path, config)
+    fewer = config_of(rounds=1, per_round=3).model_copy(
+        update={"data": config.data.model_copy(update={"clients": 3})}
+    )  # fmt: skip
+    terms = SessionTerms("run", 0, bytes(16), "", 610, 16, 3, frozenset(range(4)))
+    request = Request("run", 0, 0, fingerprint(nodes.homes[0] / "key.pub"), to_toml(resolve(fewer)), 60, 1.0, 1.0, -1)
+    round_ = node.NodeRound(nodes.homes[0], request, secure=True)
+    with pytest.raises(Refused, match="at most 3 nodes, requested: 4"):
+        round_.check_terms(replace(terms, config=request.common))
