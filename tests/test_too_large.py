@@ -69,9 +69,10 @@ def test_ten_million_rounds_that_differ(monkeypatch, little_memory, tmp_path, fe
 @pytest.mark.slow
 def test_ten_million_equal_rounds_are_accounted_in_little_memory(tmp_path):
     """Once, the composition by the papers' rule held an array of every step."""
-    code = (
-        "import resource, sys; from fedveil.cli.main import main; code = main(sys.argv[1:]);"
-        "assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1_000_000; sys.exit(code)"
+    code = (  # not ru_maxrss, which a process inherits from the one that started it
+        "import re, sys; from fedveil.cli.main import main; code = main(sys.argv[1:]);"
+        "peak = int(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1]);"
+        "assert 10_000 < peak < 1_000_000; sys.exit(code)"
     )
     given = ["ledger", "-s", "train.rounds=10000000", "-s", "defense.name=fed-cdp", "--json"]
     subprocess.run([sys.executable, "-c", code, *given], check=True, capture_output=True, cwd=tmp_path)
@@ -106,7 +107,7 @@ def test_a_real_bomb_is_refused_in_no_time(little_memory, tmp_path, fedveil_cli)
     assert path.stat().st_size < 10**7
     began = time.monotonic()
     answer = fedveil_cli("train", "-s", "data.name=file", "-s", f"data.file={path}", cwd=tmp_path)
-    refused(answer, "unpacks to 5.0 GB, and 4.0 GB of memory are free")
+    refused(answer, "unpacks to 5.1 GB, and 4.0 GB of memory are free")
     assert time.monotonic() - began < 10
 
 

@@ -306,7 +306,8 @@ def _check_begun(federation: Federation, run: Path) -> None:
         return
     planned = transcript.start(task.defenses, task.setting, federation.simulator.draws.fingerprint)
     if transcript.read(file, at_least=RunFolder(run).checkpoint_round()).digest != planned.digest:
-        raise RunError(f"{file} does not fit {RunFolder(run).config}: one of the two was changed after the run began")
+        changed = f"{RunFolder(run).config} and secret.key: one of the three was changed after the run began"
+        raise RunError(f"{file} does not fit {changed}")
 
 
 def _draw(done: Study, folder: Path, precision: str, limit: Limit) -> list[str]:
