@@ -109,8 +109,10 @@ def objections(run: Run) -> list[str]:
         found.append("no attack was made on it")
     if run.account_lost:
         found.append("its account is not known")
+    elif not any(one.proofs for one in outside):
+        found.append("nothing is certified against those outside of a client")
     elif not any(_limited(one) for one in outside):
-        found.append("no certificate rules anything out against those outside of a client")
+        found.append("every ε against those outside of a client is so large that it rules out next to nothing")
     return found
 
 

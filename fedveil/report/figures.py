@@ -121,10 +121,11 @@ def _norms(runs: Sequence[Run]) -> Figure | None:
     if not lines:
         return None
     frame = _frame("Norm of a client's gradient", "round", "L2 norm", lines)
-    note = (
-        "Mean over the round's clients of the update that each sends, divided by learning rate and local steps, after "
-        "clipping and noise on the client. Much larger than without a defence: it is mostly noise."
-    )
+    note = "Mean over the round's clients of the update that each sends, divided by learning rate and local steps."
+    if any(run.defense != "none" for run in runs):
+        note += (
+            " It is taken after clip and noise of the client: where it is much larger than without, it is mostly noise."
+        )
     return Figure("gradient-norms", "training", line_chart(lines, frame), note + LOG_NOTE * frame.y_log)
 
 

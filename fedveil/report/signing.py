@@ -106,7 +106,7 @@ def _certified(seen: Sequence[Verdict], loose: bool) -> str:
     if not groups:
         return ""
     told = "; ".join(f"ε = {number(e, 3)} for {UNIT[unit]} against {joined(who)}" for (e, unit), who in groups.items())
-    return f"Certified, but too large to rule anything out: {told}." if loose else f"Certified: {told}."
+    return f"Certified, but so large that it rules out next to nothing: {told}." if loose else f"Certified: {told}."
 
 
 def _learned(run: Run) -> str:

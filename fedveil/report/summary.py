@@ -100,7 +100,7 @@ def _failures(seen: Sequence[Verdict]) -> list[Point]:
     if not failed:
         return []
     got = dict.fromkeys(failure(one) for one in failed)
-    told = f" They {'; '.join(got)}. That proves nothing by itself: another attack may succeed."
+    told = f" Results: {'; '.join(got)}. That proves nothing by itself: another attack may succeed."
     return [Point(f"Attacks by {joined([one.adversary.inside for one in failed])} failed.", told)]
 
 
