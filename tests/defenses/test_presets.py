@@ -34,10 +34,11 @@ def bar(name: str, defense: str) -> tuple[float, float]:
     return private.accuracy, (private.chance + bare.accuracy) / 2
 
 
-@pytest.mark.parametrize("name", ["digits", "cancer"])
+@pytest.mark.parametrize("name", [pytest.param("digits", marks=pytest.mark.optimised), "cancer"])
 def test_the_default_private_training_learns(name: str) -> None:
-    reached, wanted = bar(name, "fed-cdp")
-    assert reached > wanted
+    """More than half of the way from chance to 1, so more than half of what any training without a defence reaches."""
+    private = train({**OURS, "data": {"name": name}, "defense": {"name": "fed-cdp"}})
+    assert epsilon(private) <= 8.0 and private.accuracy > (private.chance + 1.0) / 2
 
 
 @pytest.mark.slow
