@@ -43,7 +43,7 @@ class Loopback:
         for number in range(self.nodes):
             self.start_node(number)
         try:
-            self.until(lambda: self.online() == self.nodes, 180)
+            self.until(lambda: self.online() == self.nodes, max(180, 60 * self.nodes))
         except BaseException:
             self.__exit__()
             raise
