@@ -61,7 +61,7 @@ class Setting:
 
     @property
     def most(self) -> int:
-        """The clients of a round, at most; under Poisson sampling except with a probability below 1e-14."""
+        """The clients of a round, at most; under Poisson sampling except with a probability below e⁻³²."""
         if self.sampling != "poisson":
             return self.per_round
         return min(self.clients, self.per_round + math.ceil(8 * math.sqrt(self.per_round) + 32))

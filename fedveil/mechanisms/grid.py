@@ -60,7 +60,7 @@ class Grid:
         `multiplier` is the smallest z before rounding. The range is that of `contributions` that all point to one value,
         with noise. The step is odd: rounding to the grid and then to the step is then rounding to the step (Theorem 2).
         """
-        more = contributions + TAIL * math.sqrt(contributions)
+        more = contributions + TAIL * math.sqrt(contributions) + 32  # Poisson: exceeded with a probability below e⁻³²
         most = more * math.sqrt(self.accounted_square(multiplier)) + TAIL * math.sqrt(senders) * self.sigma
         widest = max(1, _odd_below(self.sigma / ROOM))
         bits = max(BITS, 2 + math.floor(math.log2(most / widest + senders / 2 + 1)))
