@@ -35,10 +35,11 @@ COHORT = FedCDP(placement="cohort", noise=6.0, arithmetic="integer")
 def test_a_sum_has_room_for_contributions_that_all_point_to_one_value(case: tuple[float, int, int, int]) -> None:
     z, values, senders, each = case
     grid = Grid.fitting(z, values).in_sums(z, senders, senders * each)
-    largest = senders * each * math.sqrt(grid.accounted_square(z)) + TAIL * math.sqrt(senders) * grid.sigma
+    count = stats.poisson.isf(1e-13, senders * each)
+    largest = count * math.sqrt(grid.accounted_square(z)) + TAIL * math.sqrt(senders) * grid.sigma
     assert grid.step % 2 == 1 and (grid.step == 1 or grid.sigma / grid.step >= ROOM)
     assert largest / grid.step + senders / 2 < 2 ** (grid.bits - 1)
-    assert grid.bits == 16 or largest / max(1.0, grid.sigma / ROOM) > 2 ** (grid.bits - 3)  # and no bit is wasted
+    assert grid.bits == 16 or largest / max(1.0, grid.sigma / ROOM) > 2 ** (grid.bits - 4)  # and no bit is wasted
 
 
 def test_the_best_row_of_the_page_beyond_takes_16_bits() -> None:
