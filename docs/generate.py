@@ -357,6 +357,52 @@ def performance_pictures() -> dict[str, str]:
     return pictures(read(HERE / "data"))
 
 
+# --- commands.md
+
+COMMANDS_HEAD = """\
+Every command and every Python example of the README and of these pages, as `python docs/run_commands.py` ran them, in
+reading order, on two cores. Seconds are by the clock, and of the processor. Where the clock shows far more, other work had
+the cores ("load" is the number of processes that wanted a core when the command began). Datasets were there already: no
+time is that of a download. Programs that earlier starts had compiled were not used. A command that takes over 90 s by both,
+or a training that ends at chance, says so in its page, behind the command. Of {total} commands and examples {ran} ran and
+{failed} failed; the others say why they did not run. The longest took {longest:.0f} s."""
+
+
+def commands_page() -> str:
+    """How long every command of the pages takes and how it ends, from data/commands.jsonl."""
+    rows = [json.loads(line) for line in (HERE / "data" / "commands.jsonl").read_text(encoding="utf-8").splitlines()]
+    ran = [row for row in rows if row["status"] is not None]
+    head = COMMANDS_HEAD.format(
+        total=len(rows),
+        ran=len(ran),
+        failed=sum(row["status"] != 0 for row in ran),
+        longest=max(row["seconds"] for row in ran),
+    )
+    lines = [MADE, "", "# Commands of these pages", "", head, ""]
+    for page in dict.fromkeys(row["page"] for row in rows):
+        found = [
+            (f"`{row['command']}`", *(_number(row[key]) for key in ("seconds", "cpu", "load")), _ending(row))
+            for row in rows
+            if row["page"] == page
+        ]
+        lines += [f"## {page}", "", *table(("command", "seconds", "processor", "load", "result"), found)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _ending(row: dict[str, Any]) -> str:
+    """How a command ended: its accuracy beside chance, its verdict, or why it did not run."""
+    if row["status"] is None:
+        return f"not run: {row['note']}"
+    if row["status"]:
+        return f"failed: {row['note']}"
+    scores = [f"{key} {row[key]:.3g}" for key in ("accuracy", "chance") if row[key] is not None]
+    return ". ".join([*([", ".join(scores)] if scores else []), *([row["note"]] if row["note"] else [])])
+
+
 # --- security.md
 
 ATTACKED = HERE.parent / "tests" / "deploy" / "attacked.json"
@@ -400,6 +446,7 @@ PAGES = {
     **{f"reproduction/{paper}.md": partial(paper_page, paper) for paper in PAPERS},
     "performance.md": performance_page,
     "security.md": security_page,
+    "commands.md": commands_page,
 }
 
 if __name__ == "__main__":

@@ -309,7 +309,7 @@ def of_run(path: str | Path) -> dict[str, Any]:
 def _with_defense(config: Config, defense: Defenses) -> Config:
     """A config with another defence. The preset fills what a table leaves out; an object has all its keys."""
     preset = "paper" if _has_object(defense) else config.preset
-    made = make_all(presets.filled(preset, named(defense), DATASETS[config.data.name].kind))
+    made = make_all(presets.filled(preset, named(defense), _kind(config.data.name)))
     return config.model_copy(update={"defense": made, "preset": preset})
 
 
@@ -440,7 +440,7 @@ def from_dict(document: dict[str, Any]) -> Config:
     config = config.model_copy(update={"preset": preset})
     if defenses is None:
         return config
-    made = make_all(presets.filled(preset, defenses, DATASETS[config.data.name].kind))
+    made = make_all(presets.filled(preset, defenses, _kind(config.data.name)))
     return config.model_copy(update={"defense": made})
 
 
@@ -533,6 +533,11 @@ def _resolve_data(config: Config) -> DataConfig:
     return data.model_copy(update=changes)
 
 
+def _kind(dataset: str) -> str:
+    """The kind of a dataset, by which presets have their values."""
+    return presets.kind_of(dataset, DATASETS[dataset].kind)
+
+
 def _resolve_model(config: Config) -> ModelConfig:
     model = config.model
     if is_own(model.name):
@@ -543,15 +548,17 @@ def _resolve_model(config: Config) -> ModelConfig:
     optional = ("activation", "dropout", "hidden", "pooling", "channels")
     _refuse_unread("model", model, info.keys, optional, f"'{info.name}'")
     changes: dict[str, object] = {"name": info.name, "init": model.init or "default"}
+    found = presets.training(config.preset, config.defense, _kind(config.data.name))
+    filled = found.model if found is not None and info.name == DATASETS[config.data.name].model else {}
     for key in {"activation", "pooling"} & set(info.keys):
-        changes[key] = getattr(model, key) or getattr(info, key)
+        changes[key] = getattr(model, key) or filled.get(key) or getattr(info, key)
     return model.model_copy(update=changes)
 
 
 def _with_preset(config: Config) -> TrainConfig:
     """`[train]` with what the preset has for the keys that nobody set."""
-    train, kind = config.train, DATASETS[config.data.name].kind
-    found = presets.training(config.preset, config.defense, kind)
+    train = config.train
+    found = presets.training(config.preset, config.defense, _kind(config.data.name))
     if found is None:
         return train
     unset = {key: value for key, value in found.train.items() if key not in train.model_fields_set}

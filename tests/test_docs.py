@@ -29,9 +29,10 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def generator():
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+def generator(name="generate"):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look for their module
     spec.loader.exec_module(module)
     return module
 
@@ -51,6 +52,7 @@ GENERATED = [
     "api.md",
     "reproduction.md",
     "security.md",
+    "commands.md",
     *(f"reproduction/{p}.md" for p in PAPERS),
 ]
 
@@ -82,7 +84,7 @@ def commands():
 @pytest.mark.parametrize("line", commands())
 def test_commands_can_be_parsed(line):
     """Each command and option exists, and its settings make a config that could be run."""
-    arguments = _optional_resume(shlex.split(line)[1:])
+    arguments = _optional_resume(shlex.split(line, comments=True)[1:])
     command = typer.main.get_command(app)
     while hasattr(command, "commands"):
         name = arguments.pop(0)
@@ -97,6 +99,22 @@ def test_commands_can_be_parsed(line):
 
 def test_there_are_commands_to_check():
     assert len(commands()) >= 8
+
+
+def test_commands_that_take_long_or_end_at_chance_say_so():
+    """docs/run_commands.py measured them; a comment behind the command in its page says so."""
+    runner = generator("run_commands")
+    rows = runner.stored()
+    known = [one for page in runner.pages() for one in runner.commands_of(page) if (one.page, one.name) in rows]
+    assert len(known) > 100  # of those that were measured, nearly all are still there
+    for one in known:
+        row = rows[one.page, one.name]
+        assert not row.status, (one.page, one.name, row.note)
+        assert row.status is not None or one.skipped == row.note, (one.page, one.name)
+        if min(row.seconds or 0, row.cpu or 0) > 90:  # by the clock alone, other work may have had the cores
+            assert "minute" in one.comment, (one.page, one.name, row.seconds)
+        if row.chance is not None and row.accuracy < row.chance + 0.05:
+            assert "chance" in one.comment, (one.page, one.name, row.accuracy)
 
 
 @pytest.mark.parametrize("text", examples("toml"))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from fedveil.core.setting import Setting
 from fedveil.core.stage import AccountPoint
 from fedveil.defenses.base import Defense
+from fedveil.defenses.presets import UNTUNED
 from fedveil.mechanisms.mechanism import BroadcastNoise, Placed
 
 if TYPE_CHECKING:
@@ -134,16 +135,27 @@ def _cause(blown: bool, defenses: Sequence[Defense], setting: Setting, values: i
         return (
             f"Likely cause: the noise of {found.defense} on {values:,} values is {found.ratio:.3g} times as long as the "
             f"longest signal its clip lets through in a step ({found.overall:.2g} times over {found.steps:,} steps). "
-            f"Remedy: {_remedy(found, setting)}"
+            f"Remedy: {_remedy(found, setting)}{_instead(found.defense)}"
         )
     if blown:
         return f"Likely cause: the learning rate. Remedy: lower train.lr, to {setting.lr / 10:g} say."
     noisy = [defense.name for defense in defenses if defense.noised_stages() and not defense.mechanisms(setting)]
     if noisy:
-        return f"Likely cause: the noise of {noisy[0]}, or the learning rate. Remedy: less noise, or another train.lr."
+        remedy = f"less noise, or another train.lr.{_instead(noisy[0])}"
+        return f"Likely cause: the noise of {noisy[0]}, or the learning rate. Remedy: {remedy}"
     if found is not None:
         return f"Likely cause: the learning rate. Remedy: another train.lr ({setting.lr:g} now), or more train.rounds."
     return f"Likely cause: too few steps or the learning rate. Remedy: more train.rounds, or train.lr = {3 * setting.lr:g}."
+
+
+def _instead(defense: str) -> str:
+    """The defences to take instead of one for which no setting is known that learns at a small ε."""
+    if defense not in UNTUNED:
+        return ""
+    return (
+        f" No setting of {defense} is known that learns at a certified ε of 8 or less: take fed-cdp, which protects "
+        "records, or fed-sdp, which protects whole clients."
+    )
 
 
 def _remedy(found: Drowning, setting: Setting) -> str:

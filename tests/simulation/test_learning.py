@@ -96,6 +96,14 @@ def test_noise_is_named_with_remedies_that_lower_it() -> None:
         assert before is not None and after is not None and after.overall < before.overall
 
 
+def test_a_defence_without_a_default_that_learns_names_one_that_has() -> None:
+    made = plan(from_dict({**SMALL, "defense": {"name": "nbafl"}}))
+    said = diagnosis(FAILED, made.defenses, made.setting, 650)
+    assert "the noise of nbafl" in said and "No setting of nbafl is known" in said and "take fed-cdp" in said
+    made = plan(from_dict({**SMALL, "defense": {"name": "fed-cdp"}}))
+    assert "No setting" not in diagnosis(FAILED, made.defenses, made.setting, 650)
+
+
 def test_without_noise_the_learning_rate_is_named() -> None:
     made = plan(from_dict(SMALL))
     assert "lower train.lr, to 0.01 say" in diagnosis(
@@ -104,6 +112,7 @@ def test_without_noise_the_learning_rate_is_named() -> None:
     assert "more train.rounds" in diagnosis(FAILED, made.defenses, made.setting, 650)
     noisy = (make({"name": "gradient-noise", "scale": 5.0}, "defense"),)
     assert "the noise of gradient-noise" in diagnosis(FAILED, noisy, made.setting, 650)
+    assert "take fed-cdp" in diagnosis(FAILED, noisy, made.setting, 650)
     assert diagnosis(Outcome(0.9, 0.3, 0.12, True, 10), made.defenses, made.setting, 650) == ""
 
 
