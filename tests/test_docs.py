@@ -110,7 +110,7 @@ def test_commands_that_take_long_or_end_at_chance_say_so():
     for one in known:
         row = rows[one.page, one.name]
         assert not row.status, (one.page, one.name, row.note)
-        assert row.status is not None or one.skipped == row.note, (one.page, one.name)
+        assert row.status is not None or row.note in (one.skipped, runner.NO_TORCH), (one.page, one.name)
         if min(row.seconds or 0, row.cpu or 0) > 90:  # by the clock alone, other work may have had the cores
             assert "minute" in one.comment, (one.page, one.name, row.seconds)
         if row.chance is not None and row.accuracy < row.chance + 0.05:
