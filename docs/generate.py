@@ -322,8 +322,14 @@ def paper_page(paper: str) -> str:
 
 
 def _summaries() -> dict[str, str]:
-    """What is written by hand of each paper."""
-    return {paper: (SUMMARIES / f"{paper}.txt").read_text(encoding="utf-8") for paper in PAPERS}
+    """What is written by hand of each paper; its figures come from the cells."""
+    from fedveil.recipes.cache import Cache
+    from fedveil.recipes.catalog import recipes
+    from fedveil.recipes.summary import filled
+
+    cells, known = Cache(HERE / "data"), recipes()
+    texts = {paper: (SUMMARIES / f"{paper}.txt").read_text(encoding="utf-8") for paper in PAPERS}
+    return {paper: filled(paper, text, known, cells) for paper, text in texts.items()}
 
 
 def reproduction_pictures() -> dict[str, str]:

@@ -30,6 +30,7 @@ class Cell:
     seeds: int = 1  # number of seeds; the table shows their mean
     note: str = ""  # how this cell differs from the paper's setting
     like: str = ""  # the row whose published values it is compared with, if not its own
+    as_printed: bool = False  # whether this reading, not the row that it is `like`, follows the paper's text
     part: str = ""  # dotted key of the part of the result that it shows; "": all of it
 
     def jobs(self) -> list[Job]:

@@ -46,7 +46,7 @@ SMALLER = "4 images, one start each, 100 iterations"
 ONCE = ("attack.seeds=1",)  # one start of each image, for rows that the paper does not have
 DEFAULT_WEIGHTS = ("model.init=default",)  # by the number of inputs; weights in ±0.5 saturate tanh
 DEEP = ("model.name=resnet20", "attack.images=20", "attack.seeds=1")
-DEEP_SIGMOID = (*DEEP, "model.activation=sigmoid")
+TANH = ("model.activation=tanh", *DEFAULT_WEIGHTS)
 
 
 def _setting(name: str, size: Size, *more: str) -> tuple[str, ...]:
@@ -62,10 +62,14 @@ def _deep(row: str, column: str, name: str, size: Size) -> list[Cell]:
     """ResNet-20, which the paper uses for CIFAR; full size only."""
     if not size.full or not name.startswith("cifar"):
         return []
-    note = "20 images, one start each"
+    note, setting = "20 images, one start each", (*_setting(name, size), *DEEP)
+    readings = {"with sigmoid": ("model.activation=sigmoid",), "with tanh": TANH}
     return [
-        _attack(f"{row}, resnet20", column, name, size, *DEEP, note=note),
-        _attack(f"{row}, resnet20 with sigmoid", column, name, size, *DEEP_SIGMOID, note=note),
+        Cell(f"{row}, resnet20", column, "attack", setting, note=note, like=row, as_printed=True),
+        *(
+            Cell(f"{row}, resnet20 {reading}", column, "attack", (*setting, *how), note=note, like=row)
+            for reading, how in readings.items()
+        ),
     ]
 
 
@@ -96,7 +100,7 @@ def table_2(size: Size) -> list[Cell]:
     others = {"dlg": ("attack.name=dlg",), "inverting": inverting}
     readings = {
         "inverting, unsigned steps": ("attack.signed=false",),
-        "inverting, tanh, default weights": ("model.activation=tanh", *DEFAULT_WEIGHTS),
+        "inverting, tanh, default weights": TANH,
     }
     made = []
     for name in ALL:
@@ -107,6 +111,9 @@ def table_2(size: Size) -> list[Cell]:
         if size.full:
             settings = _setting(name, size, *inverting, *ONCE)
             made += [Cell(row, name, "attack", (*settings, *how), like="inverting") for row, how in readings.items()]
+        if size.full and name in ("lfw", "cifar10"):
+            settings = _setting(name, size, "attack.name=dlg", *TANH, *ONCE)
+            made.append(Cell("dlg, tanh, default weights", name, "attack", settings, like="dlg"))
     return made
 
 
@@ -226,7 +233,7 @@ def _batches(row: str, sizes: Iterable[int], size: Size) -> list[Cell]:
 def _local(
     row: str, name: str, steps: Iterable[int], size: Size, *more: str, options: Mapping[str, Any] | None = None
 ) -> list[Cell]:
-    """M local steps on the single example of each client."""
+    """M local steps on the single example of each client. What stands after the comma of a row is its reading."""
     one = ("data.partition=iid", "data.per_client=1")
     return [
         Cell(
@@ -239,6 +246,7 @@ def _local(
                 f"defense.steps={count}",
             ),
             dict(options or {}),
+            like=row.partition(", ")[0] if ", " in row else "",
         )
         for count in steps
     ]
@@ -278,8 +286,13 @@ def fig_6(size: Size) -> list[Cell]:
         made += [_larger(row, side, size, *doubled) for side in sides]
         if size.full:
             made += [_larger(f"{row}, default weights", side, size, *doubled, *DEFAULT_WEIGHTS) for side in sides]
+            made.append(_attack(f"{row}, tanh, default weights", "32", "lfw", size, *init, *TANH, *ONCE))
+            made += [_larger(f"{row}, tanh, default weights", side, size, *doubled, *TANH) for side in sides]
             wide = (*init, "attack.images=4", *ONCE)
             made += [_larger(f"{row}, 256 channels", side, size, *wide) for side in sides]
+            if not init:  # the network with which the X-ray of Fig 7 is found
+                glorot = ("attack.images=1", *ONCE, *DEFAULT_WEIGHTS)
+                made += [_larger(f"{row}, 256 channels, default weights", side, size, *glorot) for side in sides]
     return made
 
 
@@ -299,7 +312,8 @@ def fig_7(size: Size) -> list[Cell]:
 
 
 def fig_8(size: Size) -> list[Cell]:
-    """Fig 8: activation, dropout and pooling. Each activation also with default weights."""
+    """Fig 8: activation, dropout and pooling. Each activation also with default weights, ReLUs also under the attack that
+    matches directions."""
     activations = {name: (f"model.activation={name}",) for name in ("tanh", "leaky-relu", "relu")}
     rows = {
         "sigmoid": (),
@@ -312,7 +326,15 @@ def fig_8(size: Size) -> list[Cell]:
     }
     one = size.pick(full=ONCE, quick=())
     names = size.pick(full=ALL, quick=("mnist",))
-    return [_attack(row, name, name, size, *how, *(one if how else ())) for name in names for row, how in rows.items()]
+    made = [_attack(row, name, name, size, *how, *(one if how else ())) for name in names for row, how in rows.items()]
+    if not size.full:
+        return made
+    directions = ("attack.name=inverting", "attack.iterations=10000", "attack.images=20", *ONCE, *DEFAULT_WEIGHTS)
+    return made + [
+        _attack(f"{row}, default weights, inverting", name, name, size, *activations[row], *directions)
+        for name in ("lfw", "mnist")
+        for row in ("leaky-relu", "relu")
+    ]
 
 
 # --- compression, noise and local steps

@@ -106,10 +106,24 @@ def table_2(size: Size) -> list[Cell]:
             few = () if size.full else ("train.rounds=5", "train.local_steps=20")
             seeds = 3 if size.full and clients <= 1000 else 1
             rows = ROWS if clients <= 1000 else {name: ROWS[name] for name in list(ROWS)[:4]}
-            made += [Cell(row, column, "train", (*setting, *few, *how), seeds=seeds) for row, how in rows.items()]
+            made += [_trained(row, column, (*setting, *few, *rows[row]), seeds) for row in rows]
             if size.full and clients * share <= 20_000:
                 made += _searched_column(column, setting, clients, clients * share // 100)
+            if size.full and clients * share <= 2000:  # the best of the search above is the smallest rate that it tries
+                lower = _rates(0.0005, 0.001)
+                cdp = {"Fed-CDP": CDP, "Fed-CDP(decay)": DECAY}
+                made += [
+                    _search(f"{row}, searched below 0.002", column, (*setting, *how), lower, row)
+                    for row, how in cdp.items()
+                ]
     return made
+
+
+def _trained(row: str, column: str, settings: tuple[str, ...], seeds: int) -> Cell:
+    """A row of Table II; what stands before the comma is the row of the paper that it reads."""
+    like, _, reading = row.partition(", ")
+    printed = reading.startswith("noise as printed")
+    return Cell(row, column, "train", settings, seeds=seeds, like=like if reading else "", as_printed=printed)
 
 
 def _searched_column(column: str, setting: tuple[str, ...], clients: int, per_round: int) -> list[Cell]:
@@ -151,6 +165,13 @@ TRIES: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
+# Where the best of a search is the largest rate that it tries, and where equal clients make the largest difference.
+FURTHER: dict[str, tuple[str, tuple[str, ...]]] = {
+    "cifar10": ("cifar10, i.i.d. clients, lr 0.05", ("data.partition=iid", "train.lr=0.05")),
+    "lfw": ("lfw, all clients, lr 0.1", (EVERYBODY, "train.lr=0.1")),
+}
+
+
 def _varied(key: str, values: tuple[float, ...], size: Size) -> list[Cell]:
     """Fed-CDP on every dataset, for several values of one key."""
     made = []
@@ -167,6 +188,9 @@ def _varied(key: str, values: tuple[float, ...], size: Size) -> list[Cell]:
                 made.append(Cell(name, column, "train", setting, seeds=seeds))
             if size.full:
                 made.append(_search(f"{name}, searched", column, setting, TRIES[name], name))
+            if size.full and key == "noise" and name in FURTHER and value in (0.5, 2.0, 6.0):
+                row, how = FURTHER[name]
+                made.append(Cell(row, column, "train", (*setting, *how), like=name, note="one seed"))
     return made
 
 
@@ -352,8 +376,8 @@ RECIPES: tuple[Recipe, ...] = (
             Measure("milliseconds", "ms per client and step", 4),
         ),
         SMALLER,
-        f"cost: {COST}; CIFAR-10 with two classes per client did not reach the published accuracy in 100 rounds "
-        "at learning rates of 0.05, 0.02 and 0.01",
+        f"cost: {COST}; CIFAR-10 was searched over four constant and two falling learning rates, with two classes per "
+        "client as the paper deals them and with i.i.d. clients: the classes explain most of the gap",
     ),
     Recipe(
         "fed-cdp/table-2",
@@ -435,7 +459,7 @@ RECIPES: tuple[Recipe, ...] = (
     ),
     Recipe(
         "fed-cdp/fig-4",
-        "Leakage under each defence, and DSSGD (a tenth shared)",
+        "Leakage under each defence, and DSSGD (a tenth shared unless said)",
         fig_4,
         RATES,
         "MNIST, 3 images, types 0 and 2",

@@ -9,6 +9,7 @@ from fedveil.recipes.cache import Cache
 from fedveil.recipes.cell import FULL, QUICK, Measure, Recipe, Size
 from fedveil.recipes.chance import AT_CHANCE, DIVERGED
 from fedveil.recipes.published import claims_of
+from fedveil.recipes.readings import shortfall_table
 from fedveil.recipes.run import jobs_of
 from fedveil.recipes.table import Entry, chart, entries, number, rows_of
 from fedveil.report.charts import Chart
@@ -107,7 +108,9 @@ def _size(recipe: Recipe, size: Size, cache: Cache) -> list[str]:
     smaller = " *In italics* the largest run of a cell that is not measured at this size." if marks else ""
     what = "Measured, with its interval; in brackets published, and the gap."
     lines = [f"{named}, on {', '.join(devices)}. {what}{smaller}"]
-    lines += [f"{_time(recipe, size, cache)}{_notes(recipe, size)}", ""]
+    open_readings = _open_readings(recipe, size, found)
+    lines += [f"{_time(recipe, size, cache)}{_notes(recipe, size, open_readings)}", ""]
+    found = [entry for entry in found if entry.row not in open_readings]
     known = {(entry.row, entry.measure.key) for entry in found if _is_known(entry)}
     known_rows = {row for row, _ in known}
     for measure in recipe.measures:
@@ -119,7 +122,17 @@ def _size(recipe: Recipe, size: Size, cache: Cache) -> list[str]:
             lines += [*_matrix(measure, kept, marks), *_chance(kept), ""]
     notes = [f"{mark} {', '.join(reduced)}" for reduced, mark in marks.items()]
     lines += [f"Smaller runs: {'; '.join(notes)}.", ""] if notes else []
-    return [*lines, *_searches(recipe, size, cache)]
+    if open_readings:
+        lines += [f"Readings of ours that are not measured yet: {'; '.join(open_readings)}.", ""]
+    below = shortfall_table(recipe, size, cache, _measured) if size.full else []
+    return [*lines, *below, *_searches(recipe, size, cache)]
+
+
+def _open_readings(recipe: Recipe, size: Size, found: list[Entry]) -> list[str]:
+    """Readings that were added to the paper's rows and have no run of any size. They are named, not shown as a row."""
+    ours = dict.fromkeys(cell.row for cell in recipe.cells(size) if cell.like)
+    measured = {entry.row for entry in found if entry.seeds}
+    return [row for row in ours if row not in measured]
 
 
 STATES = {AT_CHANCE: "†", DIVERGED: "‡"}  # the marks of accuracies that are no success
@@ -180,11 +193,11 @@ def _time(recipe: Recipe, size: Size, cache: Cache) -> str:
     return f"{len(rows)}{missing} run{'s' if len(jobs) > 1 else ''}, {took} in all{lacking}."
 
 
-def _notes(recipe: Recipe, size: Size) -> str:
+def _notes(recipe: Recipe, size: Size, left_out: list[str]) -> str:
     """The notes of cells that differ from the paper's setting, with the rows and columns of these cells."""
     cells: dict[str, list[str]] = {}
     for cell in recipe.cells(size):
-        if cell.note:
+        if cell.note and cell.row not in left_out:
             cells.setdefault(cell.note, []).append(f"{cell.row}, {cell.column}")
     return "".join(f" {note}: {'; '.join(dict.fromkeys(names))}." for note, names in cells.items())
 
@@ -202,16 +215,20 @@ def _matrix(measure: Measure, found: list[Entry], marks: Mapping[tuple[str, ...]
     return table_markdown([measure.label, *columns], body).replace(ITALIC, "*").rstrip().splitlines()
 
 
+def _measured(entry: Entry) -> str:
+    """The measured value with its marks."""
+    if not entry.seeds:
+        return "not run"
+    if entry.measured is None:
+        return "–"
+    return number(entry.measured, entry.measure.digits) + "".join(STATES[state] for state in entry.states)
+
+
 def _text(entry: Entry | None, marks: Mapping[tuple[str, ...], str]) -> str:
     if entry is None:
         return ""
     digits = entry.measure.digits
-    if not entry.seeds:
-        text = "not run"
-    elif entry.measured is None:
-        text = "–"
-    else:
-        text = number(entry.measured, digits) + "".join(STATES[state] for state in entry.states)
+    text = _measured(entry)
     if entry.low is not None and entry.measured is not None:
         text += f" [{number(entry.low, digits)}, {number(entry.high, digits)}]"
     if entry.reduced:
