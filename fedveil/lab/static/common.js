@@ -88,6 +88,9 @@ export const percent = (value) => (value === null || value === undefined ? "–"
 // The chance beside an accuracy, and why the training did not learn if it did not.
 export const beside = ({ chance, learned, diagnosis }) => (chance === null || chance === undefined ? "" : ` (chance ${percent(chance)}${learned === false ? "; it did not learn" : ""}${diagnosis ? `: ${diagnosis}` : ""})`);
 
+/** What a job that is not begun says of the jobs before it. */
+export const waiting = (before) => `waiting: ${before} job${before === 1 ? "" : "s"} ahead`;
+
 export const ADVERSARIES = {
   example: ["Observer inside the client, per example", "sees the gradient of every example (leakage type 2)"],
   client: ["Observer inside the client, per update", "sees the update before it is sent (leakage type 1)"],

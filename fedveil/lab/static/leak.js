@@ -1,5 +1,5 @@
 // The Leak page: a picture, a client, a defence, an adversary; the live attack without and with the defence, and ε.
-import { $, DefenseForm, ADVERSARIES, Refused, accountNote, alertText, ask, begin, el, fill, follow, latest, number, options, seatsTable, showJobs, showScripts, visit, wholeOf, wrong } from "./common.js";
+import { $, DefenseForm, ADVERSARIES, Refused, accountNote, alertText, ask, begin, el, fill, follow, latest, number, options, seatsTable, showJobs, showScripts, visit, waiting, wholeOf, wrong } from "./common.js";
 import { lines } from "./chart.js";
 
 const PACE = 45; // milliseconds for which a step is shown at least
@@ -180,8 +180,8 @@ async function launch() {
   blankSides();
   $("replay").hidden = true;
   fill($("chart"));
-  state(job.before ? `waiting: ${job.before} jobs ahead` : "starting");
-  stop = follow(job.id, { event: heard, wait: (told) => { if (told.state === "queued") state(`waiting: ${told.before} jobs ahead`); }, end: ended });
+  state(job.before ? waiting(job.before) : "starting");
+  stop = follow(job.id, { event: heard, wait: (told) => { if (told.state === "queued") state(waiting(told.before)); }, end: ended });
   showJobs();
 }
 async function cancel() {

@@ -1,5 +1,5 @@
 // The Trade-off page: sliders for noise, clip, rounds and clients; ε at once; accuracy from finished runs or a new training.
-import { $, DefenseForm, ADVERSARIES, Refused, accountNote, alertText, ask, begin, beside, el, fill, follow, latest, number, options, percent, seatsTable, showJobs, showScripts, slider, visit, wrong } from "./common.js";
+import { $, DefenseForm, ADVERSARIES, Refused, accountNote, alertText, ask, begin, beside, el, fill, follow, latest, number, options, percent, seatsTable, showJobs, showScripts, slider, visit, waiting, wrong } from "./common.js";
 import { lines, scatter } from "./chart.js";
 
 const SLIDERS = [
@@ -147,7 +147,7 @@ async function train() {
   const rows = [], run = job.run;
   let rounds = values.rounds;
   buttons();
-  say(job.before ? `waiting: ${job.before} jobs ahead` : "starting: compilation takes some seconds", !job.before);
+  say(job.before ? waiting(job.before) : "starting: compilation takes some seconds", !job.before);
   follow(job.id, {
     event: (event) => {
       if (event.text) say(event.text, true);
@@ -158,7 +158,7 @@ async function train() {
       say(`round ${event.round + 1} of ${rounds}`);
       live(rows, run, rounds);
     },
-    wait: (told) => { if (told.state === "queued") say(`waiting: ${told.before} jobs ahead`); },
+    wait: (told) => { if (told.state === "queued") say(waiting(told.before)); },
     end: (told) => {
       job = null;
       buttons();
