@@ -145,8 +145,10 @@ def templates() -> jinja2.Environment:
 
 
 def _printable(value: object) -> object:
-    """Text without control characters; markup as it is."""
-    return FORBIDDEN.sub("\ufffd", value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    """Text without control characters, whose percentages are not broken across lines; markup as it is."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return FORBIDDEN.sub("\ufffd", value).replace(" %", "\u00a0%")
 
 
 # --- the head of the page

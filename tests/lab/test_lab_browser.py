@@ -125,6 +125,9 @@ def test_a_training_elsewhere_is_followed(see: Callable[..., Seen], lab: Any, ar
     expect(page.locator("#progress")).not_to_have_text(first, timeout=30_000)
     page.check("#list tbody tr:nth-child(2) input")
     _expect(page, "#detail-title", "2 runs compared")
+    keys = {row.split("\t")[0]: row.split("\t")[1:] for row in page.inner_text("#settings tbody").splitlines()}
+    assert keys["defense.name"] == ["none", "fed-cdp"] and keys["model.name"] == ["mlp", "cnn"]
+    assert not any(key.startswith(".") or key in ("defense", "hidden") for key in keys)
     page.screenshot(path=artefacts / "runs-compare-live.png", full_page=True)
     lab.ask(f"/api/jobs/{job['id']}/cancel", {})
     _expect(page, "#list tbody tr:nth-child(1)", "stopped")

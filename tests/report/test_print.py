@@ -61,3 +61,14 @@ def test_two_pages_are_signed_and_the_appendix_begins_a_page(studies, count, tmp
         assert heading in first
     assert "Hazards" in "".join(pages[2:]) and "date, signature" in pages[1]
     assert ("Accuracy and ε" in first) is (count > 1)
+
+
+def test_a_phone_shows_the_page_without_scrolling_sideways(studies, tmp_path):
+    play = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    page = report(studies, tmp_path / "report.html").path
+    with play.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        seen = browser.new_page(viewport={"width": 390, "height": 800})
+        seen.goto(page.as_uri(), timeout=90_000)
+        assert seen.evaluate("document.documentElement.scrollWidth") <= 390
+        browser.close()

@@ -105,15 +105,19 @@ function settings(runs) {
   fill($("settings"), el("table", {}, el("thead", {}, el("tr", {}, el("th", {}, "key"), ...runs.map((r) => el("th", {}, r.name)))),
     el("tbody", {}, ...shown.map((k) => el("tr", {}, el("th", { scope: "row" }, el("code", {}, k)), ...flat.map((f) => el("td", {}, f[k] ?? "–")))))));
 }
-// Keys and values of a config.toml, which has one key per line.
+// Keys and values of a config.toml: one key per line, or a list over several lines; an inline table has keys of its own.
 function flatten(text) {
   const made = {};
+  const put = (section, key, value) => { made[section ? `${section}.${key}` : key] = value.replace(/^"(.*)"$/, "$1"); };
   let section = "", count = {};
-  for (const line of text.split("\n")) {
+  for (const line of text.replace(/\[\n([^\]]*?),?\n\]/g, (_, inside) => `[${inside.split("\n").map((l) => l.trim()).join(" ")}]`).split("\n")) {
     const head = line.match(/^\[+([\w.-]+)\]+$/);
     if (head) { count[head[1]] = (count[head[1]] || 0) + 1; section = count[head[1]] > 1 ? `${head[1]}.${count[head[1]] - 1}` : head[1]; continue; }
     const item = line.match(/^(\w+) = (.*)$/);
-    if (item) made[`${section}.${item[1]}`] = item[2].replace(/^"(.*)"$/, "$1");
+    if (!item) continue;
+    const tables = item[2].match(/\{[^}]*\}/g);
+    if (tables) tables.forEach((table, n) => [...table.matchAll(/(\w+) = ("[^"]*"|[^,}]+)/g)].forEach((m) => put(n ? `${item[1]}.${n}` : item[1], m[1], m[2].trim())));
+    else put(section, item[1], item[2]);
   }
   return made;
 }
