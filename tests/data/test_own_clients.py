@@ -81,7 +81,7 @@ def test_sizes_do_not_train():
 
 WRONG = {
     "whole number or name": {"client": IDS[:-1]},
-    "the data has 3 clients of its own": {"client": IDS, "data": {"clients": 4}},
+    "the data already has 3 clients: leave it out": {"client": IDS, "data": {"clients": 4}},
     "needs the client of each example": {"data": {"partition": "own"}},
     "leaves none to hold out": {"client": np.arange(60)},
 }
