@@ -75,10 +75,11 @@ def test_shipped_measurements_hold_together() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", [0, 3])
-def test_shipped_measurements_are_measured(index: int) -> None:
+@pytest.mark.parametrize(("index", "spread"), [(0, 0.03), (3, 0.1)])
+def test_shipped_measurements_are_measured(index: int, spread: float) -> None:
+    """Machines round differently. Under much noise 1,200 local steps make more of it: two machines got 0.327 and 0.267."""
     entry = measured.known()[index]
     again = measured.measure(entry["document"])
-    assert again["accuracy"] == pytest.approx(entry["accuracy"], abs=0.03)
+    assert again["accuracy"] == pytest.approx(entry["accuracy"], abs=spread)
     for row, before in zip(again["ledger"], entry["ledger"], strict=True):
         assert row["epsilon"] == pytest.approx(before["epsilon"]), row
