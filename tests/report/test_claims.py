@@ -508,7 +508,9 @@ def told(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_sentence_of_a_report_is_true(kind, told):
-    assert check(*told(kind)) > 20
+    facts, page = told(kind)
+    assert check(facts, page) > 20
+    assert all(f'id="{link}"' in page for link in re.findall(r'href="#([^"]+)"', page))
 
 
 @pytest.fixture(scope="module")
