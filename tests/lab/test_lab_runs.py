@@ -81,5 +81,5 @@ def test_shipped_measurements_are_measured(index: int, spread: float) -> None:
     entry = measured.known()[index]
     again = measured.measure(entry["document"])
     assert again["accuracy"] == pytest.approx(entry["accuracy"], abs=spread)
-    for row, before in zip(again["ledger"], entry["ledger"], strict=True):
-        assert 0.99 * before["epsilon"] < row["epsilon"] < (1 + 1e-6) * before["epsilon"], row  # a bound may become tighter
+    for row, before in zip(again["ledger"], entry["ledger"], strict=True):  # a bound may become tighter
+        assert 0.99 * before["epsilon"] < row["epsilon"] < (1 + 1e-6) * before["epsilon"], row
