@@ -35,7 +35,9 @@ def bar(name: str, defense: str, unit: str = "example") -> tuple[float, float]:
     return private.accuracy, (private.chance + bare.accuracy) / 2
 
 
-@pytest.mark.parametrize("name", [pytest.param("digits", marks=pytest.mark.optimised), "cancer"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("digits", marks=pytest.mark.optimised), pytest.param("cancer", marks=pytest.mark.slow)]
+)
 def test_the_default_private_training_learns(name: str) -> None:
     """More than half of the way from chance to 1, so more than half of what any training without a defence reaches."""
     private = train({**OURS, "data": {"name": name}, "defense": {"name": "fed-cdp"}})
