@@ -50,7 +50,6 @@ SKIPPED = {
     "deploy run": "needs server and nodes; examples/deploy/loopback.sh runs it",
     "deploy status": "needs server and nodes; examples/deploy/loopback.sh runs it",
 }
-ALSO = {"docs/deployment.md": ("sh examples/deploy/loopback.sh",)}  # commands that stand in a sentence
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def commands_of(page: Path) -> list[Command]:
         elif language == "python":
             examples += 1
             found.append(Command(name, content, number=examples))
-    return found + [Command(name, text) for text in ALSO.get(name, ())]
+    return found
 
 
 def split(line: str) -> tuple[str, str]:
