@@ -245,9 +245,11 @@ def test_keyboard_alone(see: Callable[..., Seen]) -> None:
         "start",
     ):
         assert wanted in reached, (wanted, reached)
+    shown = page.eval_on_selector_all("#gallery input", "all => all.map(one => one.value)")
+    chosen = shown.index(page.input_value("#gallery input:checked"))
     page.focus("#gallery input:checked")
     page.keyboard.press("ArrowRight")
-    _expect(page, "#which", "picture 1 is selected")
+    _expect(page, "#which", f"picture {shown[chosen + 1]} is selected")
     page.focus("#start")
     page.keyboard.press("Enter")
     _expect(page, "#state", "^done")
@@ -265,7 +267,7 @@ def test_scripts_can_be_copied(see: Callable[..., Seen]) -> None:
     page.click("#scripts .script button >> nth=0")
     _expect(page, "#scripts .script button >> nth=0", "Copied")
     assert page.evaluate("navigator.clipboard.readText()") == page.inner_text("#script-cli")
-    assert page.inner_text("#script-cli").startswith("fedveil train -s data.name=digits")
+    assert page.inner_text("#script-cli").startswith("fedveil train -s preset=paper -s data.name=digits ")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
