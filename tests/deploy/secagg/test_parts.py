@@ -75,14 +75,15 @@ def test_a_mask_needs_a_key_of_256_bits() -> None:
 def test_both_nodes_derive_the_same_mask_and_other_sessions_another() -> None:
     one, other = secrecy.Secrets.new(), secrecy.Secrets.new()
     a, b = (1, one.mask_public), (2, other.mask_public)
-    assert secrecy.pair_mask(b"c", one.mask_secret, a, b) == secrecy.pair_mask(b"c", other.mask_secret, b, a)
-    assert secrecy.pair_mask(b"c", one.mask_secret, a, b) != secrecy.pair_mask(b"d", one.mask_secret, a, b)
+    ours, theirs = secrecy.mask_private(one.mask_secret), secrecy.mask_private(other.mask_secret)
+    assert secrecy.pair_mask(b"c", ours, a, b) == secrecy.pair_mask(b"c", theirs, b, a)
+    assert secrecy.pair_mask(b"c", ours, a, b) != secrecy.pair_mask(b"d", ours, a, b)
 
 
 @pytest.mark.parametrize("point", [bytes(32), b"\1" + bytes(31)])
 def test_a_public_key_of_small_order_is_refused(point: bytes) -> None:
     with pytest.raises(Abort, match="X25519"):
-        secrecy.pair_mask(b"c", shamir.new_secret(), (1, bytes(32)), (2, point))
+        secrecy.pair_mask(b"c", secrecy.mask_private(shamir.new_secret()), (1, bytes(32)), (2, point))
 
 
 def test_the_threshold_is_above_two_thirds_of_the_holders() -> None:
