@@ -45,8 +45,9 @@ def test_attacks_on_200_rounds_find_nothing_under_masks(tmp_path: Path) -> None:
         for kind in KINDS:
             assert stats.binomtest(*told_apart(dump, other, kind)).pvalue > 1e-3
         if what == MASKED:
+            # Before masking the same attack wins, except where the batch was empty: one in e, and half of those by chance.
             hits, tries = told_apart(dump, other, None)
-            assert hits == tries
+            assert 0.7 * tries < hits < 0.95 * tries
         for one in ATTACKS:
             found = attacked(dump, one)
             assert found["rebuilt"] <= found["guess_rate"] * found["vectors"] and found["vectors"] == 200
