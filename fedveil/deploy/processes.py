@@ -157,7 +157,7 @@ def serve(federation: Federation, say: Callable[[str], None]) -> None:
         takes = f"does not name the app of this version of Fedveil, which is {digest()}"
         raise ConfigError("app", federation.app[:16], takes)
     for what, port in (("port", federation.port), ("control", federation.control)):
-        if listening(port):
+        if not _becomes_free(port):
             raise ConfigError(what, port, "is in use: stop the other server, or change the port in federation.toml")
     own = federation.server
     tighten(own)
@@ -169,6 +169,16 @@ def serve(federation: Federation, say: Callable[[str], None]) -> None:
         Supervised("gate", commands.gate(federation), environment, own / "gate.log", up),
     ]
     supervise(supervised, say, _Registration(federation, say).update)
+
+
+def _becomes_free(port: int, patience: float = 5.0) -> bool:
+    """Whether nobody listens on a port. Processes that were killed a moment ago may still hold theirs, so this waits."""
+    end = time.monotonic() + patience
+    while listening(port):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 class _Registration:

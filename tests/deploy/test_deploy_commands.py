@@ -6,7 +6,9 @@ import base64
 import io
 import json
 import os
+import socket
 import stat
+import threading
 import tomllib
 import zipfile
 from dataclasses import replace
@@ -22,6 +24,7 @@ from fedveil.deploy.bundle import bundle, digest
 from fedveil.deploy.files import Federation, Member, Plan, fingerprint, init, read_federation, roster
 from fedveil.deploy.limits import Limits, Refused, read_node
 from fedveil.deploy.node import smallest_multiplier
+from fedveil.deploy.processes import _becomes_free
 
 FEDERATION = Federation(Path("/f"), "server.example", 9092, 3, control=9093)
 
@@ -215,3 +218,11 @@ def test_a_folder_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["deploy", "node", str(tmp_path)]) == 2
     assert "holds no node.toml" in capsys.readouterr().err
     assert main(["deploy", "server", str(tmp_path), "--dry-run"]) == 2
+
+
+def test_a_port_of_a_server_that_was_just_killed_is_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        assert not _becomes_free(port, patience=0.2)
+        threading.Timer(0.3, held.close).start()
+        assert _becomes_free(port, patience=10)

@@ -13,41 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from test_sweep import FILE as SHORT
 
-FILE = """
-[data]
-name = "digits"
-partition = "iid"
-clients = 10
-per_client = 60
-
-[model]
-name = "logistic"
-
-[train]
-rounds = 40
-per_round = 5
-local_steps = 1
-batch = 2
-lr = 0.5
-
-[attack]
-images = 2
-iterations = 5
-
-[sweep]
-seeds = 2
-taps = ["example"]
-
-[[sweep.defense]]
-name = "none"
-
-[[sweep.defense]]
-name = "fed-cdp"
-placement = "batch"
-clip = 1.0
-noise = [0.8, 4.0]
-"""
+FILE = SHORT.replace("rounds = 3", "rounds = 40")  # long enough to be killed in the middle
 CELLS = 6
 
 
