@@ -25,7 +25,6 @@ Array = jax.Array
 Tree = Any
 
 COIN_BITS = 16
-TURN = 40_503  # 2¹⁶ over the golden ratio, odd: its multiples spread evenly
 LARGEST_COUNT = 2**31  # of int32, which adds up the squares
 
 
@@ -76,19 +75,16 @@ def _countable(each: Tree) -> Array:
 def _at_random(each: Tree, key: Array) -> Tree:
     """Each number rounded down, or up with the probability of its fraction.
 
-    The coins of one contribution are independent. Those of the next are the same, turned by a part of the circle: each is
-    uniform, and the errors of a sum of contributions cancel rather than add up. That is a sixth of the time.
+    All coins are independent. Coins that depend on a contribution's place in the batch would let a removed contribution
+    change how the others are rounded together, which no bound on its own integers covers.
     """
-    one = jax.tree.map(lambda a: a[0], each)
-    drawn = noise.shaped(one, jax.random.bits(key, (sum(a.size for a in jax.tree.leaves(one)),), jnp.uint16))
 
     def up_or_down(a: Array, words: Array) -> Array:
-        turns = (jnp.arange(a.shape[0], dtype=jnp.uint32) * jnp.uint32(TURN)).astype(jnp.uint16)
-        coins = words + turns.reshape(-1, *[1] * (a.ndim - 1))  # modulo 2¹⁶
         low = jnp.floor(a)
-        return _as_int32(low + (coins.astype(a.dtype) * 2.0**-COIN_BITS < a - low))
+        return _as_int32(low + (words.astype(a.dtype) * 2.0**-COIN_BITS < a - low))
 
-    return jax.tree.map(up_or_down, each, drawn)
+    drawn = jax.random.bits(key, (sum(a.size for a in jax.tree.leaves(each)),), jnp.uint16)
+    return jax.tree.map(up_or_down, each, noise.shaped(each, drawn))
 
 
 def _towards_zero(a: Array) -> Array:

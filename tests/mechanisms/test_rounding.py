@@ -70,3 +70,11 @@ def test_a_contribution_does_not_change_the_others() -> None:
 @pytest.mark.parametrize("values", [1, 10, 10_000])
 def test_the_bound_is_no_more_than_the_worst_case(values: int) -> None:
     assert REACH**2 <= rounding.largest_square(REACH, values) <= (REACH + math.sqrt(values)) ** 2
+
+
+def test_the_coins_of_contributions_are_independent() -> None:
+    """Otherwise a removed contribution, after which the next ones move up, would change how the others are rounded."""
+    half = {"w": jnp.full((3, 20_000), 0.5)}
+    ups = np.asarray(rounding._at_random(half, jax.random.key(5))["w"], float)
+    between = np.corrcoef(ups)[np.triu_indices(3, 1)]
+    assert 0.45 < ups.mean() < 0.55 and np.abs(between).max() < 0.05
